@@ -67,7 +67,9 @@ def close(got, want, tolerance, what):
 
 
 @pytest.mark.parametrize(("case", "dtype"), parameters(is_graph=False))
-def test_program(case, dtype):
+def test_program(case, dtype, device_target):
+    if device_target == "GPU" and dtype == "float64" and case.program.__name__ == "quantile":
+        pytest.skip("MindSpore sorts no float64 on a GPU")
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     check_program(case, dtype)
 

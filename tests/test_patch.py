@@ -167,8 +167,10 @@ class Scores(nn.Cell):
 
 
 @pytest.mark.skipif(compat.VERSION < (2, 7), reason="docs/versions.md says it of newer versions")
-def test_level_o1(monkeypatch, tmp_path):
+def test_level_o1(monkeypatch, tmp_path, device_target):
     """MindSpore writes the Cell's source anew for this level, and calls what the patch put in place as it is."""
+    if device_target == "GPU":
+        pytest.skip("MindSpore's own softmax stays there, whose source it cannot write anew")
     monkeypatch.chdir(tmp_path)
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     x = mindspore.Tensor(np.arange(8, dtype=np.float32).reshape(2, 4))

@@ -392,8 +392,10 @@ TOLD = """
 
 
 @pytest.mark.parametrize("is_before", [True, pytest.param(False, marks=pytest.mark.wide)])
-def test_statements_that_read_the_dtype_and_the_shape_of_scores(load, computed, is_before):
+def test_statements_that_read_the_dtype_and_the_shape_of_scores(load, computed, is_before, device_target):
     """They run before the scores where queries and keys tell both, and else where they stand."""
+    if device_target == "GPU":
+        pytest.skip("MindSpore has no product of float16 and float32 there")
     lines = ("scores = scores + mask", "rows = 0")
     module = load(HEAD + TOLD.format(before=lines[1 - is_before], after=lines[is_before]))
     q, k, v = (Tensor(RNG.standard_normal((2, 4, 5, 8)).astype(np.float32)) for _ in range(3))

@@ -180,7 +180,9 @@ def check(name, dtype, seed=1):
     assert (out.dtype, lse.dtype) == (dtype, "float64" if dtype == "float64" else "float32")
     near = {"float16": 2e-3, "float32": 3e-6, "float64": 1e-13}[dtype]
     np.testing.assert_allclose(out, want[0], near, near * max(1, np.abs(want[0]).max(initial=0)))
-    np.testing.assert_allclose(lse, want[1], 3e-6 if dtype != "float64" else near, 1e-5 if dtype != "float64" else near)
+    # Tensor cores take keys that are rounded to float16; those of codes, and scores of float16, are.
+    rtol, atol = (near, near) if dtype == "float64" or "codes" in name else (3e-6, 1e-5)
+    np.testing.assert_allclose(lse, want[1], rtol, atol)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -140,6 +140,7 @@ class TestWeightQuantMatmul(OperatorTest):
     hostile = ("small", "small, transposed", "codebook")
     constants = (1, 2, 3)
     roundings = 16
+    half_in_float32 = half_gradient_in_float32 = False  # tensor cores take a weight that is rounded to float16
     huge = ((1, 16384, BIG // 8192), (100, 16384, BIG // 8192))
     wrong = (
         ([*zeros((3, 6)), np.zeros((5, 4), np.uint8), *zeros((5, 1))], dict(bits=4), ValueError,
@@ -213,7 +214,8 @@ class TestWeightQuantMatmul(OperatorTest):
         )
 
     def check_huge(self, gpu, rows, deep, outputs):
-        """Compares the last outputs with a product in float64."""
+        """Compares the last outputs with a product in float64. Tensor cores take numbers of the weight that are rounded
+        to float16, but codes for few rows."""
         forward, _ = self.operators(bits=4, group=128, optional=())
         x = gpu.random(rows, deep)
         codes = gpu.torch.randint(0, 256, (outputs, deep // 2), dtype=gpu.torch.uint8, device="cuda")
@@ -221,7 +223,8 @@ class TestWeightQuantMatmul(OperatorTest):
         [out] = gpu.run(forward, x, codes, scale)
         last = codes[-10:]
         numbers = gpu.torch.stack([last & 15, last >> 4], -1).reshape(10, deep).double()
-        gpu.assert_sums(out[:, -10:], x.double() @ (numbers * scale[0, 0].double()).T)
+        weight = numbers * scale[0, 0].double()
+        gpu.assert_sums(out[:, -10:], x.double() @ (weight if rows <= 64 else weight.half().double()).T)
 
 
 class Quantized(nn.Cell):
