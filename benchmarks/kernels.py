@@ -106,7 +106,7 @@ class CpuArrays:
 
 
 def random_inputs(case, dtype, arrays):
-    """Returns random arrays for the entry's inputs, each of its own dtype. Whole numbers are indices."""
+    """Returns random arrays for the entry's inputs, each of its own dtype. Whole numbers are indices, or codes."""
     inputs = []
     dtypes = input_dtypes(case.operator, getattr(mindspore, dtype))
     for name, shape, own in zip(names_of(case.operator).inputs, case.inputs, dtypes):
@@ -115,6 +115,8 @@ def random_inputs(case, dtype, arrays):
             inputs.append(arrays.copy(contents, dtype_name(own)))
         elif own == mindspore.bool_:
             inputs.append(arrays.whole(shape, "bool", 2))
+        elif own == mindspore.int8:
+            inputs.append(arrays.whole(shape, "int8", 127))
         elif own in (mindspore.int32, mindspore.int64):
             inputs.append(arrays.whole(shape, dtype_name(own), case.benchmark.index_below(case.size)))
         else:

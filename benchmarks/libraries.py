@@ -1,5 +1,5 @@
-"""Calls libraries of kernels for GPUs, Liger and fla (in Triton), quack (in CuTe DSL), vLLM and TransformerEngine (in
-CUDA), which are peers where they are installed. Gradients go through autograd, as PyTorch's do.
+"""Calls libraries of kernels for GPUs, Liger and fla (in Triton), quack (in CuTe DSL), vLLM, TransformerEngine and
+FlashInfer (in CUDA), which are peers where they are installed. Gradients go through autograd, as PyTorch's do.
 
 Some of their functions are left out, since no fair time can be given. Liger writes the gradients of `swiglu` and
 `geglu` over the inputs, so that a second call would compute something else. Its `cross_entropy` computes the gradient
@@ -22,6 +22,7 @@ MODULES = {
     "fla": "fla.ops.generalized_delta_rule",
     "vLLM": "vllm._custom_ops",
     "TransformerEngine": "transformer_engine.pytorch",
+    "FlashInfer": "flashinfer",
 }
 DEVICE = "cuda"  # torch's name of where their kernels run
 
@@ -33,8 +34,13 @@ def peers(formulas, device):
     return {
         name: functools.partial(_call, MODULES[name], formula)
         for name, formula in formulas.items()
-        if device.type == DEVICE and importlib.util.find_spec(MODULES[name].partition(".")[0])
+        if is_there(name, device)
     }
+
+
+def is_there(name, device):
+    """Returns whether a library is installed, and the tensors are where its kernels run."""
+    return device.type == DEVICE and importlib.util.find_spec(MODULES[name].partition(".")[0]) is not None
 
 
 def _call(module, formula, *inputs):

@@ -1,7 +1,7 @@
 """Benchmarks attention to keys in blocks. A size is (texts, new tokens of each, keys, Hq, Hk, D, rows of a block), and
 perhaps "codes" or "Zipf": texts of 100 keys up to so many."""
 
-import math
+import functools
 
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -10,8 +10,9 @@ import msops
 from numpy_paged_attention import NAMES, case
 from test_paged_attention import TestPagedAttention
 
-from ..benchmark import Benchmark, Case, Sizes
+from ..benchmark import Benchmark, Sizes
 from ..figures import Target, best_peer, share, times_faster
+from ..libraries import is_there
 
 LLAMA = (32, 8, 128)
 DECODING = tuple((64, 1, 4096, *LLAMA, rows) for rows in (16, 64, 128))
@@ -25,18 +26,6 @@ def lengths_of(size):
     if "Zipf" not in size:
         return (keys,) * texts
     return tuple(np.maximum(100, keys // np.arange(1, texts + 1)).tolist())
-
-
-class OfKeys(Case):
-    """Counts the rows of caches that texts have, once."""
-
-    @property
-    def elements(self):
-        _, kv_heads, width, *_ = self.size[3:]
-        values = 0 if kv_heads == 1 else width
-        wide = 0.5 if "codes" in self.size else 1  # in the benchmark's dtype, float16
-        of_caches = int(wide * sum(lengths_of(self.size)) * kv_heads * (width + values))
-        return of_caches + math.prod(self.inputs[0]) + math.prod(self.results[0])
 
 
 class InBlocks(nn.Cell):
@@ -78,6 +67,25 @@ def of_pieces(case, q, k, v):
     if new > 1:
         mask = q.new_ones(new, k.shape[2]).tril(k.shape[2] - new).bool()
     return (scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2).flatten(0, 1),)
+
+
+def flashinfer(size, tensor_cores, q, keys, values, tables, *_):
+    import flashinfer
+    import torch
+
+    _, new, _, heads, kv_heads, width, rows, *_ = size
+    lengths = torch.tensor(lengths_of(size))
+    blocks = -(-lengths // rows)
+    begins, of_texts = (torch.nn.functional.pad(x.cumsum(0), (1, 0)).int() for x in (blocks, lengths * 0 + new))
+    ids = torch.cat([tables[b, :count].cpu() for b, count in enumerate(blocks.tolist())]).int()
+    last, workspace = (lengths - (blocks - 1) * rows).int(), torch.empty(2**27, dtype=torch.uint8, device=q.device)
+    if new == 1:
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, use_tensor_cores=tensor_cores)
+        wrapper.plan(begins, ids, last, heads, kv_heads, width, rows, q_data_type=q.dtype)
+    else:
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace)
+        wrapper.plan(of_texts, begins, ids, last, heads, kv_heads, width, rows, causal=True, q_data_type=q.dtype)
+    return lambda: wrapper.run(q, (keys, values))
 
 
 class PagedAttention(Benchmark):
@@ -128,9 +136,6 @@ class PagedAttention(Benchmark):
     def settings(self, size):
         return self.shapes_and_settings(size)[1]
 
-    def case(self, *arguments, **rest):
-        return OfKeys(*super().case(*arguments, **rest))
-
     def contents(self, name, size):
         """Returns blocks in no order, each once."""
         (shapes, settings), lengths, rows = self.shapes_and_settings(size), lengths_of(size), size[6]
@@ -165,15 +170,21 @@ class PagedAttention(Benchmark):
         return attend
 
     def prepared_peers(self, case, like):
-        """Attends by torch's kernels to keys that lie in one piece: what the blocks cost."""
-        if self.torch_formula(case) is None:
-            return {}
+        """Attends by torch's kernels to keys that lie in one piece, which tells what the blocks cost, and by
+        FlashInfer, with and without tensor cores."""
+        peers = {}
 
         def prepare(q, keys, values, tables, *_):
             pieces = [in_one_piece(x, tables).contiguous() for x in (keys, values)]
             return lambda: of_pieces(case, q, *pieces)
 
-        return {"torch on one piece": prepare}
+        if self.torch_formula(case) is not None:
+            peers["torch on one piece"] = prepare
+        if is_there("FlashInfer", like.device) and case.size[4] > 1 and "codes" not in case.size:
+            peers["FlashInfer"] = functools.partial(flashinfer, case.size, True)
+            if case.size[1] == 1:
+                peers["FlashInfer, plain"] = functools.partial(flashinfer, case.size, False)
+        return peers
 
     def cell_inputs(self, size):
         return self.inputs(size)[:3]

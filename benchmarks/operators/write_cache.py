@@ -9,19 +9,11 @@ from mindspore import Parameter, Tensor, nn, ops
 import msops
 from test_write_cache import TestWriteCache, case
 
-from ..benchmark import Benchmark, Case, Sizes, by
+from ..benchmark import Benchmark, Sizes, by
 from ..figures import Target, share, times_faster
 
 MANY, SOME = (8192, 8, 128, 16384, 16), (1024, 8, 128, 16384, 16)
 SMALL = (1024, 2, 64, 512, 16)
-
-
-class OfRows(Case):
-    """Counts the rows alone, each of which is read and written."""
-
-    @property
-    def elements(self):
-        return 2 * math.prod(self.inputs[1])
 
 
 class Written(nn.Cell):
@@ -54,8 +46,9 @@ class WriteCache(Benchmark):
         tokens, heads, features, blocks, block_size = size
         return case(blocks, block_size, tokens, heads, features)[0]
 
-    def case(self, *arguments, **rest):
-        return OfRows(*super().case(*arguments, **rest))
+    def bytes(self, case, dtype):
+        """Counts the rows alone, each of which is read and written."""
+        return 2 * math.prod(case.inputs[1]) * (2 if dtype == "float16" else 4)
 
     def contents(self, name, size):
         """Returns slots in no order, each once."""
@@ -72,7 +65,7 @@ class WriteCache(Benchmark):
 
     def torch_formula(self, case):
         def write(cache, rows, slots):
-            return cache.flatten(0, 1).index_copy_(0, slots, rows)
+            return cache.flatten(0, 1).index_copy_(0, slots.long(), rows)
 
         return write
 
