@@ -176,7 +176,8 @@ def _clear_all() -> None:
 class _Entry:
     """The calls with one set of shapes, dtypes and other arguments.
 
-    It keeps no function, which may lead to what `cuda_graph` returned: that would never end, since the end needs this.
+    It does not keep the function, which may lead to what `cuda_graph` returned: Python would never collect that, since
+    the finalizer that clears the graphs holds the entries.
     """
 
     def __init__(self, warmup: int, copies: bool) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 Kind = TypeVar("Kind")
-_CONTAINER = "__setitem__", "__delitem__", "insert", "_insert", "append", "extend", "clear"  # methods that change Cells
+_CONTAINER = "__setitem__", "__delitem__", "insert", "_insert", "append", "extend", "clear"  # of containers of Cells
 _PLAIN = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
 
 

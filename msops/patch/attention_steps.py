@@ -88,8 +88,8 @@ class Steps:
         self.guards: list[ast.expr] = []
         self.moved: list[ast.stmt] = []  # statements that leave the scores alone, to run before all others
         self.left: list[ast.stmt] = []  # the others, as they are
-        self.told: tuple[list[Step], list[ast.expr]] | None = None  # steps and guards before a moved statement that
-        # reads the scores' dtype or shape
+        # Steps and guards before a moved statement that reads the scores' dtype or shape.
+        self.told: tuple[list[Step], list[ast.expr]] | None = None
         self.last: ast.stmt | None = None  # the last of these, with OUT in place of the product
         self.values: dict[str, _Value] = {}
         self._read: set[str] = set()  # by conditions and the products
