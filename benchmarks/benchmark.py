@@ -154,6 +154,12 @@ class Benchmark:
         """Returns the floating-point operations of a case, if the field tells this operator's speed in TFLOP/s."""
         return
 
+    def size_of(self, case):
+        """Returns the size that `describe` calls so."""
+        every = [each for of_device in self.sizes.values() for each in of_device]
+        sizes = [size for each in every for size in (*each.named, *each.sweep, *each.ragged)]
+        return next(size for size in sizes if self.describe(size) == case)
+
     def describe_cell(self, size):
         return self.describe(size)
 

@@ -110,8 +110,7 @@ class FlashAttention(Benchmark):
 
     def flops(self, case, direction):
         """Counts the two products of the forward pass and the five of the backward pass, halved where causal."""
-        sizes = [size for device in self.sizes.values() for sizes in device for size in (*sizes.named, *sizes.sweep)]
-        batch, heads, _, queries, keys, width, causal, *_ = next(size for size in sizes if self.describe(size) == case)
+        batch, heads, _, queries, keys, width, causal, *_ = self.size_of(case)
         products = {"forward": 2, "backward": 5}[direction]
         return 2 * products * batch * heads * queries * keys * width / (2 if causal else 1)
 
