@@ -46,14 +46,18 @@ _KINDS = {  # what an activation returns, and the name by which the functions be
     **dict.fromkeys(_TANH, "tanh"),
 }
 _OF_ATTRIBUTE = "x0.act(x1)"  # the Cell calls a function that it holds
+_LINEAR = of_mint("Linear")
 _OF_MINDSPORE = {getattr(nn, "SiLU", None), of_mint("SiLU")}
 _HOOKS = "_forward_pre_hook", "_forward_hook", "_backward_pre_hook", "_backward_hook"
 _HALVES = "x0.proj(x1).chunk(2, dim=-1)"
-_FORMULAS = {  # what `construct` returns, the attribute that holds its activation, and whether halves are gated
-    written("lambda x0, x1: x0.down_proj(x0.act_fn(x0.gate_proj(x1)) * x0.up_proj(x1))"): ("act_fn", False),
-    written(f"lambda x0, x1: {_HALVES}[0] * x0.activation({_HALVES}[1])"): ("activation", True),
-    written(f"lambda x0, x1: {_HALVES}[0] * gelu({_HALVES}[1]).to({_HALVES}[1].dtype)"): ("", True),
+_GATED = "lambda x0, x1: x0.{2}(x0.act_fn(x0.{0}(x1)) * x0.{1}(x1))"
+_LAYERS = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
+_FORMULAS = {  # what `construct` returns, the attribute that holds its activation, and layers, unless halves are gated
+    **{written(_GATED.format(*names)): ("act_fn", names) for names in _LAYERS},
+    written(f"lambda x0, x1: {_HALVES}[0] * x0.activation({_HALVES}[1])"): ("activation", ()),
+    written(f"lambda x0, x1: {_HALVES}[0] * gelu({_HALVES}[1]).to({_HALVES}[1].dtype)"): ("", ()),
 }
+_gated: dict[Function, tuple[str, tuple[str, ...]]] = {}  # what `construct` is now -> the flag, and names of layers
 _formulas: dict[tuple[type, Function], Formula] = {}  # of activations and what their `construct` is now
 
 
@@ -62,7 +66,8 @@ def gating(own: Function, owner: type) -> Found:
     formula = Formula(own, owner)
     if formula.text not in _FORMULAS:
         raise formula.why
-    activation, is_of_halves = _FORMULAS[formula.text]
+    activation, layers = _FORMULAS[formula.text]
+    first, second, last = layers or ("", "", "")
     flag = formula.flag
 
     def kind(self: Any) -> str:
@@ -71,19 +76,32 @@ def gating(own: Function, owner: type) -> Found:
         return kind_of(getattr(self, activation), self) if activation else "none"
 
     def gated(self: Any, x: Any) -> Any:
-        if is_of_halves:
-            up, gate = self.proj(x).chunk(2, dim=-1)
+        if layers:
+            gate, up = getattr(self, first)(x), getattr(self, second)(x)
         else:
-            gate, up = self.gate_proj(x), self.up_proj(x)
+            up, gate = self.proj(x).chunk(2, dim=-1)
         if not _takes(describe(gate), describe(up)):
             product = (getattr(self, activation) if activation else self.gelu)(gate) * up
         elif getattr(self, flag) == "silu":
             product = swiglu(gate, up)
         else:
             product = geglu(gate, up, getattr(self, flag))
-        return product if is_of_halves else self.down_proj(product)
+        return getattr(self, last)(product) if layers else product
 
-    return Found(_construct(own, flag, gated), "msops.swiglu or msops.geglu", formula, set(), kind)
+    now = _construct(own, flag, gated)
+    _gated[now] = flag, layers
+    return Found(now, "msops.swiglu or msops.geglu", formula, set(), kind)
+
+
+def layers_of(cell: Any, of: nn.Cell) -> tuple[nn.Cell, ...] | None:
+    """Returns the gate, the other factor and the last layer of a Cell that another one calls, if it gates by silu, and
+    these are linear, without biases."""
+    if not is_as_its_class(cell, of) or type(cell).construct not in _gated:
+        return None
+    flag, names = _gated[type(cell).construct]
+    layers = tuple([getattr(cell, name) for name in names])
+    is_linear = all(type(each) is _LINEAR and is_as_its_class(each, cell) and each.bias is None for each in layers)
+    return layers if layers and is_linear and getattr(cell, flag) == "silu" else None
 
 
 def activating(own: Function, owner: type) -> Found:
@@ -103,8 +121,9 @@ def activating(own: Function, owner: type) -> Found:
 
 
 def forget() -> None:
-    """Forgets activations, at the end of the patch."""
+    """Forgets activations and gated layers, at the end of the patch."""
     _formulas.clear()
+    _gated.clear()
 
 
 def is_as_its_class(cell: Any, of: nn.Cell) -> bool:

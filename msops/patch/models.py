@@ -21,6 +21,7 @@ from msops.operators.rms_norm import rms_norm
 from msops.operators.rotary_position_embedding import rotary_position_embedding as turn
 
 from .causal_masks import FLASH, INTERFACE, causing
+from .expert_loops import may_route, routing
 from .formula import Formula, Found, NoFormulaError, written
 from .gates import activating, forget, gating
 from .longer_attention import SOFTMAX, holding, is_long
@@ -139,7 +140,8 @@ def _places(cls: Any) -> list[tuple[Any, str]]:
     """Returns where a class or its module may have a formula. A module defines what its Cells call before it defines
     the last of them."""
     of_class = [_CONSTRUCT, BLOCKS] if cls.__name__.endswith(_CLASSES) else [BLOCKS]
-    longer = [name for name, value in vars(cls).items() if is_long(value) or may_norm(cls, value)]
+    own = vars(cls).items()
+    longer = [name for name, value in own if is_long(value) or may_norm(cls, value) or may_route(value)]
     module = sys.modules.get(cls.__module__)
     of_module = [_ROTATION, *ATTENTION] if module else []
     interface = vars(module).get(INTERFACE) if module else None
@@ -174,6 +176,8 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
         return causing(own)
     if name == BLOCKS:
         return blocks(own, owner)
+    if may_route(own):
+        return routing(own)
     if is_long(own):
         return holding(own)
     if name != _ROTATION and (name != _CONSTRUCT or not owner.__name__.endswith(_CLASSES)):
