@@ -74,7 +74,7 @@ def routing(own: Function) -> Found:
     count, lines = 3, [_plain(line) for line in tree.body]
     places = [i for i in range(len(lines)) if lines[i : i + count] in _FORMS]
     cell, *others = own.__code__.co_varnames
-    meanings = {"mint": mindspore.mint, "mindspore": mindspore, "range": range}
+    meanings = {"mint": getattr(mindspore, "mint", None), "mindspore": mindspore, "range": range}
     is_mints = all(own.__globals__.get(name, each) is each for name, each in meanings.items())
     if len(places) != 1 or cell != "self" or not is_mints or meanings.keys() & set(others):
         raise NoFormulaError("its loop over experts is another one")
