@@ -56,7 +56,7 @@ INSTRUCTIONS = {
     "bar_sync(number, 64)": "bar.sync",
     "bar_arrive(number, 64)": "bar.arrive",
     "setmaxnreg_dec<24>()": "setmaxnreg.dec.sync.aligned.u32 24",
-    "setmaxnreg_inc<240>()": "setmaxnreg.inc.sync.aligned.u32 240",
+    "setmaxnreg_inc<384, 24, 240>()": "setmaxnreg.inc.sync.aligned.u32 240",
     "red_release_add(counter)": "red.release.gpu.global.add.u32",
     "number = ld_acquire(counter)": "ld.acquire.gpu.global.u32",
 }
