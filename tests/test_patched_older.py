@@ -114,6 +114,8 @@ def test_labels_of_many_classes_in_float16(mode):
         assert value.dtype == dx.dtype == mindspore.float16
         np.testing.assert_allclose(value.asnumpy(), want, 1e-3)
         np.testing.assert_allclose(dx.asnumpy(), gradient / 4, 2e-3, 1e-4)
+    assert np.isnan(ops.cross_entropy(Tensor(x), Tensor(np.full(5, -100, np.int32))).asnumpy())
+    assert ops.cross_entropy(Tensor(x), Tensor(np.full(5, -100, np.int32)), reduction="sum").asnumpy() == 0
 
 
 @pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"weight": Tensor(np.float32([0.5, 1, 2]))}])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 from mindspore import Tensor, nn, ops
 
-from msops.core.compiled import once
+from msops.core.compiled import once, records_gradients
 from msops.core.inputs import describe
 from msops.core.spec import FLOATS
 from msops.operators.grouped_matmul import grouped_matmul
@@ -75,8 +75,11 @@ def routing(own: Function) -> Found:
     places = [i for i in range(len(lines)) if lines[i : i + count] in _FORMS]
     cell, *others = own.__code__.co_varnames
     meanings = {"mint": getattr(mindspore, "mint", None), "mindspore": mindspore, "range": range}
-    is_mints = all(own.__globals__.get(name, each) is each for name, each in meanings.items())
-    if len(places) != 1 or cell != "self" or not is_mints or meanings.keys() & set(others):
+
+    def stand() -> bool:
+        return all(own.__globals__.get(name, each) is each for name, each in meanings.items())
+
+    if len(places) != 1 or cell != "self" or not stand() or meanings.keys() & set(others):
         raise NoFormulaError("its loop over experts is another one")
     first = places[0]
     loop, after = tree.body[first : first + count], tree.body[first + count :]
@@ -88,13 +91,17 @@ def routing(own: Function) -> Found:
     reasons = set[str]()
 
     def routed(cell: Any, x: Any, experts: Any, weights: Any, result: tuple[int, ...]) -> Any:
-        layers = _layers_of(cell)
+        layers = _layers_of(cell) if stand() else []
         if not layers or not all(isinstance(each, Tensor) for each in (x, experts, weights)):
             reasons.add("its experts are others than gated layers of silu without biases")
         elif not _takes(describe(x), describe(experts), describe(weights), result, tuple(_described(layers))):
             reasons.add("a call's dtypes or shapes do not fit grouped_matmul")
         else:
-            return _computed(x, experts, weights, layers)
+            matrices = [layer.weight for each in layers for layer in each]
+            if not records_gradients():
+                return _computed(x, experts, weights, *matrices)
+            # A bprop gives a Parameter a gradient of the dtype that it was made with, but not what is a view of it.
+            return _again(x, experts, weights, *(each.reshape(each.shape) for each in matrices))
         return None
 
     return Found(compiled(own, tree, {_ROUTED: routed}), "msops.grouped_matmul", None, reasons)
@@ -154,11 +161,34 @@ def _takes(
     return is_layer and is_chosen and x[1] in FLOATS and {each[1] for each in (weights, gate, down)} == {x[1]}
 
 
-def _computed(x: Tensor, experts: Tensor, weights: Tensor, layers: Sequence[tuple[Any, ...]]) -> Tensor:
-    """Multiplies the tokens of all experts at once by their weights, which it copies to one tensor."""
-    count, (inner, width) = len(layers), layers[0][0].weight.shape
-    gate_up = ops.concat([layer.weight for gate, up, _ in layers for layer in (gate, up)])
-    down = ops.concat([layer.weight for *_, layer in layers]).reshape(count, width, inner)
+def _computed(x: Tensor, experts: Tensor, weights: Tensor, *matrices: Tensor) -> Tensor:
+    """Multiplies the tokens of all experts at once. Each expert has three matrices: its gate, the other factor and the
+    last one. They are copied to one tensor."""
+    count, (inner, width) = len(matrices) // 3, matrices[0].shape
+    gate_up = ops.concat([each for i, each in enumerate(matrices) if i % 3 < 2]).reshape(count, 2 * inner, width)
+    down = ops.concat(list(matrices[2::3])).reshape(count, width, inner)
     rows, positions, sizes = moe_permute(x, experts, count)
-    hidden = swiglu(grouped_matmul(rows, gate_up.reshape(count, 2 * inner, width), sizes, None, True))
+    hidden = swiglu(grouped_matmul(rows, gate_up, sizes, None, True))
     return moe_unpermute(grouped_matmul(hidden, down, sizes, None, True), positions, weights)
+
+
+class _Again(nn.Cell):
+    """Computes experts, and does so again for their gradients, so that nothing keeps the copies of their matrices."""
+
+    def construct(self, x: Tensor, experts: Tensor, weights: Tensor, *matrices: Tensor) -> Tensor:
+        return _computed(x, experts, weights, *matrices)
+
+    def bprop(self, x: Tensor, experts: Tensor, weights: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        *matrices, _, dout = rest
+        # MindSpore would go on into the graph that these come from, which it has left already.
+        x, weights, dout = (ops.stop_gradient(each) for each in (x, weights, dout))
+
+        def total(*inputs: Tensor) -> Tensor:
+            return (_computed(*inputs) * dout).sum()
+
+        places = (0, 2, *range(3, 3 + len(matrices)))
+        dx, dweights, *others = mindspore.grad(total, places)(x, experts, weights, *matrices)
+        return dx, ops.zeros_like(experts), dweights, *others
+
+
+_again = _Again()

@@ -7,7 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import mindspore
-from mindspore import nn
+from mindspore import nn, ops
 
 from msops.core.compiled import once
 from msops.core.inputs import describe
@@ -100,8 +100,15 @@ def layers_of(cell: Any, of: nn.Cell) -> tuple[nn.Cell, ...] | None:
         return None
     flag, names = _gated[type(cell).construct]
     layers = tuple([getattr(cell, name) for name in names])
-    is_linear = all(type(each) is _LINEAR and is_as_its_class(each, cell) and each.bias is None for each in layers)
+    is_linear = all(_is_linear(each) and is_as_its_class(each, cell) for each in layers)
     return layers if layers and is_linear and getattr(cell, flag) == "silu" else None
+
+
+def _is_linear(layer: Any) -> bool:
+    """Tells whether a Cell multiplies by its weight alone, as MindSpore wrote it."""
+    if type(layer) is not _LINEAR or layer.bias is not None or type(layer.dense) is not ops.Dense:
+        return False
+    return bool(_LINEAR.construct.__module__ == _LINEAR.__module__)
 
 
 def activating(own: Function, owner: type) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mindspore
@@ -57,9 +58,12 @@ def cross_entropy(
 ) -> Tensor:
     """Calls mint's for labels of float16, and MindSpore's own otherwise. MindSpore's own adds the logarithms of all
     classes, also where nothing smooths the labels. Of some 6,000 classes on, the sum is infinite in float16, and the
-    loss NaN."""
+    loss NaN. The mean of no labels is NaN, as in MindSpore's own."""
     if weight is None and label_smoothing == 0 and _has_labels_of_float16(input, target, reduction):
-        return loss.cross_entropy_ext(input, target, None, ignore_index, reduction)
+        found = loss.cross_entropy_ext(input, target, None, ignore_index, reduction)
+        if reduction != "mean":
+            return found
+        return ops.where((target != ignore_index).any(), found, constant(math.nan, mindspore.float16))
     return _own_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
 
 
