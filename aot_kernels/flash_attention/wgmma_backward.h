@@ -25,6 +25,7 @@ struct WgmmaBackwardShape {
   static constexpr int kWidth = kWidth_;
   static constexpr bool kHasMask = kHasMask_;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
+  static constexpr int kProducerRegisters = 24, kRegisters = 240;
   static constexpr int kKeys = 64 * kConsumers, kQueries = QuerySums::kNumbers / kWidth;
   static constexpr int kSumStages = kWidth <= 64 ? 1 : 2;  // as many as there is room
   // Whether there are registers for the keys and values, and for p as words beside p.
@@ -347,7 +348,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
   __syncthreads();
   const BackwardBlock<S> block{a, g, sums, order, mask, count, rings};
   if (threadIdx.x < 128) {
-    setmaxnreg_dec<24>();
+    setmaxnreg_dec<S::kProducerRegisters>();
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
       copy_tiles<S>(block, q_map, k_map, v_map, dout_map);
@@ -357,7 +358,7 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
       add_sums<S>(block, stage);
     }
   } else {
-    setmaxnreg_inc<S::kThreads, 24, 240>();
+    setmaxnreg_inc<S::kThreads, S::kProducerRegisters, S::kRegisters>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp
     compute_gradients<S>(block, consumer);
   }

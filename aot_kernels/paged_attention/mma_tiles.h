@@ -99,6 +99,7 @@ struct KeyRows {
     }
   }
 
+  // Returns the row of a key of the tile, or -1.
   __device__ __forceinline__ int of_key(int key) const {
     int found = __shfl_sync(~0u, row[0], key % 32);
 #pragma unroll

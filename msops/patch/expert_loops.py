@@ -94,13 +94,14 @@ def routing(own: Function) -> Found:
         layers = _layers_of(cell) if stand() else []
         if not layers or not all(isinstance(each, Tensor) for each in (x, experts, weights)):
             reasons.add("its experts are others than gated layers of silu without biases")
-        elif not _takes(describe(x), describe(experts), describe(weights), result, tuple(_described(layers))):
+        elif not _takes(describe(x), describe(experts), describe(weights), result, _kinds_of(layers)):
             reasons.add("a call's dtypes or shapes do not fit grouped_matmul")
         else:
             matrices = [layer.weight for each in layers for layer in each]
             if not records_gradients():
                 return _computed(x, experts, weights, *matrices)
-            # A bprop gives a Parameter a gradient of the dtype that it was made with, but not what is a view of it.
+            # MindSpore gives a Parameter's gradient of a bprop the dtype that the Parameter was made with, but leaves
+            # that of a view as it is.
             return _again(x, experts, weights, *(each.reshape(each.shape) for each in matrices))
         return None
 
@@ -139,8 +140,9 @@ def _layers_of(cell: Any) -> list[tuple[nn.Cell, ...]]:
     return [] if None in found else found  # type: ignore[return-value]
 
 
-def _described(layers: Sequence[tuple[Any, ...]]) -> set[tuple[Description, ...]]:
-    return {tuple([describe(layer.weight) for layer in each]) for each in layers}
+def _kinds_of(layers: Sequence[tuple[Any, ...]]) -> tuple[tuple[Description, ...], ...]:
+    """Returns what the weights of an expert are, once for all experts that have the same."""
+    return tuple({tuple([describe(layer.weight) for layer in each]) for each in layers})
 
 
 @once
@@ -163,7 +165,7 @@ def _takes(
 
 def _computed(x: Tensor, experts: Tensor, weights: Tensor, *matrices: Tensor) -> Tensor:
     """Multiplies the tokens of all experts at once. Each expert has three matrices: its gate, the other factor and the
-    last one. They are copied to one tensor."""
+    last one. Those of all experts are copied together."""
     count, (inner, width) = len(matrices) // 3, matrices[0].shape
     gate_up = ops.concat([each for i, each in enumerate(matrices) if i % 3 < 2]).reshape(count, 2 * inner, width)
     down = ops.concat(list(matrices[2::3])).reshape(count, width, inner)
@@ -180,7 +182,7 @@ class _Again(nn.Cell):
 
     def bprop(self, x: Tensor, experts: Tensor, weights: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         *matrices, _, dout = rest
-        # MindSpore would go on into the graph that these come from, which it has left already.
+        # Otherwise MindSpore goes on from these into the graph of the pass before, which is no longer there.
         x, weights, dout = (ops.stop_gradient(each) for each in (x, weights, dout))
 
         def total(*inputs: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """Calls mint's for labels of float16, and MindSpore's own otherwise. MindSpore's own adds the logarithms of all
-    classes, also where nothing smooths the labels. Of some 6,000 classes on, the sum is infinite in float16, and the
+    classes, also where nothing smooths the labels. From some 6,000 classes on, the sum is infinite in float16, and the
     loss NaN. The mean of no labels is NaN, as in MindSpore's own."""
     if weight is None and label_smoothing == 0 and _has_labels_of_float16(input, target, reduction):
         found = loss.cross_entropy_ext(input, target, None, ignore_index, reduction)
@@ -72,8 +72,8 @@ def _has_labels_of_float16(x: Tensor, target: Tensor, reduction: str) -> bool:
         return False
     if lacks_rank(x.shape) or lacks_rank(target.shape) or -1 in x.shape or x.ndim == 0:
         return False
-    labels = () if x.ndim == 1 else x.shape[:1] + x.shape[2:]
-    return target.shape == labels and has_zero(*x.shape) is False and reduction in ("none", "mean", "sum")
+    is_beside = target.shape == loss.shape_of_labels(x.shape)
+    return is_beside and has_zero(*x.shape) is False and reduction in ("none", "mean", "sum")
 
 
 class Einsum(Replacement):

@@ -180,7 +180,7 @@ def check(name, dtype, seed=1):
     assert (out.dtype, lse.dtype) == (dtype, "float64" if dtype == "float64" else "float32")
     near = {"float16": 2e-3, "float32": 3e-6, "float64": 1e-13}[dtype]
     np.testing.assert_allclose(out, want[0], near, near * max(1, np.abs(want[0]).max(initial=0)))
-    # Tensor cores take keys that are rounded to float16; those of codes, and scores of float16, are.
+    # With caches of codes, tensor cores take queries times the scales of keys, rounded to float16.
     rtol, atol = (near, near) if dtype == "float64" or "codes" in name else (3e-6, 1e-5)
     np.testing.assert_allclose(lse, want[1], rtol, atol)
 

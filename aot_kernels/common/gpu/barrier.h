@@ -19,8 +19,8 @@ template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   MSOPS_SM90A("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
 }
-// The first warpgroup of a block of kThreads has given up its registers but kOfFirst. The block has no more than it
-// began with: a warpgroup that asks for more waits for ever.
+// In a block of kThreads, the first warpgroup keeps kOfFirst registers a thread, and the others take kRegisters. If
+// these are together more than the block began with, a warpgroup waits for ever.
 template <int kThreads, int kOfFirst, int kRegisters>
 __device__ __forceinline__ void setmaxnreg_inc() {
   constexpr int kOthers = kThreads / 128 - 1, kAtFirst = 65536 / kThreads / 8 * 8;

@@ -97,6 +97,11 @@ def _of_probabilities(
 _FLOATING = (mindspore.float16, mindspore.float32, mindspore.float64, mindspore.bfloat16)
 
 
+def shape_of_labels(x: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of the labels beside logits of this shape, whose classes are along axis 1, or the only one."""
+    return x[:1] + x[2:] if len(x) > 1 else ()
+
+
 @once
 def _check_cross_entropy(
     x: tuple[int, ...], target: tuple[int, ...], of_probabilities: bool, reduction: str, label_smoothing: float
@@ -104,7 +109,7 @@ def _check_cross_entropy(
     name = "mint.nn.functional.cross_entropy"
     if not x or x[0] == 0:
         raise ValueError(f"{name}: input must have an axis, and the first one must not be empty, got shape {x}")
-    want = x if of_probabilities else (x[:1] + x[2:] if len(x) > 1 else ())
+    want = x if of_probabilities else shape_of_labels(x)
     if target != want:
         raise ValueError(f"{name}: target must have shape {want} beside an input of shape {x}, got {target}")
     if reduction not in ("none", "mean", "sum"):
