@@ -1,10 +1,16 @@
 // out = (sum + bias) scale x_scale, or sum scale x_scale + bias, where the sums are x weight^T of int8, exact in int32
 //
 //   case                                         kernel          why
-//   up to 16 rows, all rows of whole packs       line_kernel     reads the weight once for four rows (dp4a)
+//   up to 4 rows, whole packs                    line_kernel     reads the weight once (dp4a)
+//   up to 128 rows, or few tiles                 wgmma_few.h     reads the weight once, by many blocks
+//   more rows                                    wgmma.h         pairs of blocks share what they read of the weight
+//   up to 16 rows, whole packs, before sm_90a    line_kernel     reads the weight once for four rows
 //   others, on sm_80 and later                   mma.h           tensor cores
 //   others                                       plain_kernel    any GPU
 //   the CPU                                      cpu.h           pairs of int16
+//
+// Whole packs, of 16 bytes, are in rows of x and of a weight by terms (transpose_weight). By wgmma, on sm_90a, both
+// have them.
 
 #include "int8_matmul/cpu.h"
 #include "int8_matmul/gpu.h"

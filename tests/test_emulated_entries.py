@@ -91,12 +91,12 @@ def choices():
     cores in float16; attention has kernels for those of sm_80 in float16 and float32, in place of which sm_75 has plain
     ones, and in float16 for those of sm_90a, which are chosen where TMA can read the rows; the latter take no bias,
     ALiBi and dropout. topk_gating has kernels for all dtypes but float64, paged_attention for tensor cores in
-    float16."""
+    float16, int8_matmul for those of sm_90a and of sm_80."""
     for (name, *case), dtype, order in zip(CASES, itertools.cycle(DTYPES), itertools.cycle("01")):
-        others = {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
+        is_attention, is_whole = name.startswith("flash_attention"), name.startswith("int8_matmul")
+        others = not is_whole and {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
         tensor_cores = "flash_attention", "decoder_stack", "grouped_matmul", "paged_attention", "weight_quant_matmul"
-        has_kernels = name.startswith(tensor_cores)
-        is_attention = name.startswith("flash_attention")
+        has_kernels = is_whole or name.startswith(tensor_cores)
         kinds = [dtype, *["float16"] * (has_kernels or name.startswith(("wkv7", "gguf_matmul")))]
         if name.startswith(("flash_attention", "topk_gating")) and dtype == "float64":
             kinds.append("float32")

@@ -30,6 +30,7 @@ INSTRUCTIONS = {
     "fence_mbarrier_init()": "fence.mbarrier_init.release.cluster",
     "fence_proxy_async()": "fence.proxy.async.shared::cta",
     "mbarrier_arrive(address)": "mbarrier.arrive.shared.b64",
+    "mbarrier_arrive_cluster(address, number)": "mbarrier.arrive.shared::cluster.b64",
     "mbarrier_arrive_expect_tx(address, number)": "mbarrier.arrive.expect_tx.shared::cta.b64",
     "mbarrier_wait(address, number)": "mbarrier.try_wait.parity.shared::cta.b64",
     "griddepcontrol_wait()": "griddepcontrol.wait",
@@ -40,6 +41,9 @@ INSTRUCTIONS = {
     "sums[1] = ld_shared_cluster(shared, number).values[2]": "ld.shared::cluster.v4.f32",
     "st_async(sums[0], shared, address, number)": "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32",
     "tma_load_5d(address, address + 8, map, 1, 2, 3, 4, 5)": "cp.async.bulk.tensor.5d.shared::cluster.global.tile",
+    "tma_load_5d_multicast(address, address + 8, map, 1, 2, 3, 4, 5, 3)": (
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+    ),
     "wgmma_fence()": "wgmma.fence.sync.aligned",
     "wgmma_commit_group()": "wgmma.commit_group.sync.aligned",
     "wgmma_wait_group<2>()": "wgmma.wait_group.sync.aligned 2",
@@ -53,6 +57,12 @@ INSTRUCTIONS = {
     "wgmma_k16<1>(columns<32>(table), words, wgmma_transposed(address, 8192), number)": (
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16"
     ),
+    "wgmma_k32(sums_of<4>(table), wgmma_matrix(address), wgmma_matrix(address), number)": (
+        "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8"
+    ),
+    "wgmma_k32(sums_of<32>(table), wgmma_matrix(address), wgmma_matrix(address), number)": (
+        "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8"
+    ),
     "bar_sync(number, 64)": "bar.sync",
     "bar_arrive(number, 64)": "bar.arrive",
     "setmaxnreg_dec<24>()": "setmaxnreg.dec.sync.aligned.u32 24",
@@ -65,6 +75,10 @@ COLUMNS = """
 template <int kN>
 __device__ float (&columns(float (&table)[32][4]))[kN][4] {
   return reinterpret_cast<float (&)[kN][4]>(table);
+}
+template <int kN>
+__device__ int32_t (&sums_of(float (&table)[32][4]))[kN][4] {
+  return reinterpret_cast<int32_t (&)[kN][4]>(table);
 }
 """
 

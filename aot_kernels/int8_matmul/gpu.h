@@ -2,6 +2,7 @@
 #pragma once
 
 #include "mma.h"
+#include "wgmma_few.h"
 
 #ifdef __CUDACC__
 
@@ -48,10 +49,14 @@ __global__ void __launch_bounds__(product::kPlainThreads) plain_kernel(const __g
 }
 
 inline void multiply_on_gpu(Call& call, const Products& p) {
-  if (p.tokens <= kMostOfLines && p.by_terms && p.x_has_packs(16) && p.weight_has_packs(16)) {
+  const bool has_lines = p.by_terms && p.x_has_packs(16) && p.weight_has_packs(16);
+  const auto launch_lines = [&] {
     const Grid grid((p.outputs + kLineWarps - 1) / kLineWarps, (p.tokens + kLineTokens - 1) / kLineTokens);
-    return launch(call, line_kernel, grid, 32 * kLineWarps, 0, p);
-  }
+    launch(call, line_kernel, grid, 32 * kLineWarps, 0, p);
+  };
+  if (has_lines && p.tokens <= kLineTokens) return launch_lines();
+  if (multiply_by_wgmma(call, p)) return;
+  if (has_lines && p.tokens <= kMostOfLines) return launch_lines();
   if (p.by_terms ? launch_tiles<true>(call, p) : launch_tiles<false>(call, p)) return;
   launch(call, plain_kernel, product::plain_tiles(p.tokens, p.outputs), product::kPlainThreads, 0, p);
 }

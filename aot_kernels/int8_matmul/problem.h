@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 #include "../common/call.h"
 
@@ -19,10 +20,30 @@ struct Products {
   void* out;
   bool is_half;  // or float
 
-  // Returns a result before it is rounded. It has the same bits on both devices: no operation is left to be fused.
+  // OfOutput is what all results of an output take: its scale, and the bits of its bias, or of 0.
+  struct OfOutput {
+    float scale;
+    int32_t bias;
+  };
+  MSOPS_BOTH OfOutput of_output(int64_t output) const {
+    OfOutput of{scale[output], whole_bias ? whole_bias[output] : 0};
+    if (bias) memcpy(&of.bias, bias + output, sizeof of.bias);
+    return of;
+  }
+  MSOPS_BOTH float scale_of_row(int64_t token) const { return x_scale ? x_scale[token] : 1.f; }
+
+  // Return a result before it is rounded. It has the same bits on both devices: no operation is left to be fused.
+  template <bool kHasWholeBias>
+  static MSOPS_BOTH float result(int32_t sum, const OfOutput& of, float of_row) {
+    if constexpr (kHasWholeBias) return std::fma(static_cast<float>(int64_t{sum} + of.bias) * of.scale, of_row, 0.f);
+    float bias;
+    memcpy(&bias, &of.bias, sizeof bias);
+    return std::fma(static_cast<float>(sum) * of.scale, of_row, bias);
+  }
   MSOPS_BOTH float result(int64_t token, int64_t output, int32_t sum) const {
-    const float whole = static_cast<float>(int64_t{sum} + (whole_bias ? whole_bias[output] : 0));
-    return std::fma(whole * scale[output], x_scale ? x_scale[token] : 1.f, bias ? bias[output] : 0.f);
+    const float of_row = scale_of_row(token);
+    return whole_bias ? result<true>(sum, {scale[output], whole_bias[output]}, of_row)
+                      : result<false>(sum, of_output(output), of_row);
   }
   MSOPS_BOTH void store(int64_t token, int64_t output, int32_t sum) const {
     const int64_t at = token * outputs + output;

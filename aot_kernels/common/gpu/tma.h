@@ -21,12 +21,14 @@ class alignas(64) TensorMap {
   };
 
   // Elements beyond the sizes are read as 0. The first dimension's part of a box is a row of 128 bytes in shared
-  // memory; the k-th pack of 16 bytes in it is stored at position k ^ row % 8. Dimensions that are not given, up to
-  // five, have size 1.
+  // memory; the k-th pack of 16 bytes in it is stored at position k ^ row % 8. With a swizzle of 0, a row is the box's
+  // bytes, a multiple of 16, and packs keep their places. Dimensions that are not given, up to five, have size 1.
   template <typename T, int N>
-  bool encode(const T* data, const Dimension (&dimensions)[N]) {
-    constexpr int kHalf = 6, kFloat = 7, kSwizzle128 = 3, kPromotion256 = 3;  // kPromotion256: bytes that L2 reads
-    static_assert(std::is_same<T, Half>::value || std::is_same<T, float>::value, "TMA reads float16 or float32");
+  bool encode(const T* data, const Dimension (&dimensions)[N], int swizzle = kSwizzle128) {
+    constexpr int kBytes = 0, kHalf = 6, kFloat = 7, kPromotion256 = 3;  // kPromotion256: bytes that L2 reads
+    static_assert(sizeof(T) == 1 || std::is_same<T, Half>::value || std::is_same<T, float>::value,
+                  "TMA reads bytes, float16 or float32");
+    constexpr int kType = sizeof(T) == 1 ? kBytes : sizeof(T) == 2 ? kHalf : kFloat;
     uint64_t sizes[kRank], strides[kRank];
     uint32_t boxes[kRank], steps[kRank];
     for (int i = 0; i < kRank; ++i) sizes[i] = boxes[i] = steps[i] = 1, strides[i] = 16;
@@ -37,12 +39,12 @@ class alignas(64) TensorMap {
     }
     static const auto function =
         reinterpret_cast<Function*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuTensorMapEncodeTiled"));
-    return function && function(this, sizeof(T) == 2 ? kHalf : kFloat, kRank, data, sizes, strides + 1, boxes, steps, 0,
-                                kSwizzle128, kPromotion256, 0) == 0;
+    return function &&
+           function(this, kType, kRank, data, sizes, strides + 1, boxes, steps, 0, swizzle, kPromotion256, 0) == 0;
   }
 
  private:
-  static constexpr int kRank = 5;
+  static constexpr int kRank = 5, kSwizzle128 = 3;
   using Function = int(TensorMap*, int, uint32_t, const void*, const uint64_t*, const uint64_t*, const uint32_t*,
                        const uint32_t*, int, int, int, int);
   [[maybe_unused]] uint64_t opaque_[16];
@@ -55,6 +57,16 @@ __device__ __forceinline__ void tma_load_5d(unsigned to, unsigned barrier, const
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" : : "r"(to),
       "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
+}
+// Does so for all blocks of the cluster whose bits are set in `blocks`: a box comes to the same place in each, and is
+// counted by the mbarrier at the same place.
+__device__ __forceinline__ void tma_load_5d_multicast(unsigned to, unsigned barrier, const TensorMap& map, int x0,
+                                                      int x1, int x2, int x3, int x4,
+                                                      [[maybe_unused]] uint16_t blocks) {
+  MSOPS_SM90(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" : : "r"(to),
+      "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "h"(blocks) : "memory");
 }
 
 #endif

@@ -124,6 +124,26 @@ struct SharedMemory {
   }
 };
 
+// Transposes the words of kLanes neighbouring lanes, where 4 / kLanes words belong together: lane i gets the i-th of
+// each lane, in the order of the lanes.
+template <int kLanes>
+__device__ __forceinline__ void transpose_words(uint32_t (&words)[4]) {
+#pragma unroll
+  for (int apart = 1; apart < kLanes; apart *= 2)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int distance = 4 / kLanes * apart;
+      if (j & distance) continue;
+      const bool upper = threadIdx.x & apart;
+      const uint32_t other = __shfl_xor_sync(~0u, upper ? words[j] : words[j + distance], apart);
+      if (upper) {
+        words[j] = other;
+      } else {
+        words[j + distance] = other;
+      }
+    }
+}
+
 // Stores a warp's 16 rows of sums times `factor` of a row's half. Threads of a quad first exchange words, so that each
 // stores packs of 16 bytes.
 template <int kN>
@@ -140,19 +160,7 @@ __device__ __forceinline__ void store_aligned(const float (&sums)[kN][4], const 
 #pragma unroll
       for (int j = 0; j < 4; ++j)
         words[j] = pair_of(sums[n + j][2 * half] * factor[half], sums[n + j][2 * half + 1] * factor[half]);
-#pragma unroll
-      for (int apart = 1; apart < 4; apart *= 2)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (j & apart) continue;
-          const bool upper = quad & apart;
-          const uint32_t other = __shfl_xor_sync(~0u, upper ? words[j] : words[j + apart], apart);
-          if (upper) {
-            words[j] = other;
-          } else {
-            words[j + apart] = other;
-          }
-        }
+      transpose_words<4>(words);
       const int column = (n + quad) * 8;
       if (row >= end || column >= rows.width) continue;
       Pack<Half, 8> pack;

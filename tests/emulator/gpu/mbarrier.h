@@ -49,6 +49,10 @@ inline void mbarrier_arrive(unsigned barrier) {
   const std::lock_guard<std::mutex> guard(emulator::mbarriers());
   emulator::mbarrier_at(barrier)->complete(1, 0);
 }
+inline void mbarrier_arrive_cluster(unsigned barrier, unsigned block) {
+  const std::lock_guard<std::mutex> guard(emulator::mbarriers());
+  emulator::mbarrier_at(emulator::in_block(emulator::shared_memory(barrier), block))->complete(1, 0);
+}
 inline void cp_async_mbarrier_arrive_noinc(unsigned barrier) {
   emulator::self->copies.emplace_back(), emulator::wait_for_copies(0);
   mbarrier_arrive(barrier);

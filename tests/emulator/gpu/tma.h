@@ -22,11 +22,12 @@ class alignas(64) TensorMap {
   };
 
   template <typename T, int N>
-  bool encode(const T* data, const Dimension (&dimensions)[N]) {
-    data_ = reinterpret_cast<const char*>(data), item_ = sizeof(T);
+  bool encode(const T* data, const Dimension (&dimensions)[N], int swizzle = kSwizzle128) {
+    data_ = reinterpret_cast<const char*>(data), item_ = sizeof(T), swizzle_ = swizzle;
     for (int i = 0; i < kRank; ++i) dimensions_[i] = i < N ? dimensions[i] : Dimension{1, 0, 1};
-    return dimensions_[0].box * item_ == 128;
+    return swizzle == kSwizzle128 ? dimensions_[0].box * item_ == 128 : dimensions_[0].box * item_ % 16 == 0;
   }
+  unsigned place(unsigned address) const { return swizzle_ ? emulator::swizzled_128(address) : address; }
 
   // Calls f(offset, from) for each element of a box, where `from` is null outside of the array.
   template <typename F>
@@ -48,21 +49,39 @@ class alignas(64) TensorMap {
   }
 
  private:
-  static constexpr int kRank = 5;
+  static constexpr int kRank = 5, kSwizzle128 = 3;
   const char* data_;
-  int item_;
+  int item_, swizzle_;
   Dimension dimensions_[kRank];
 };
 
-inline void tma_load_5d(unsigned to, unsigned barrier, const TensorMap& map, int x0, int x1, int x2, int x3, int x4) {
-  if (to % 128) emulator::fail("TMA with an address that is not aligned");
-  const int bytes = map.for_box({x0, x1, x2, x3, x4}, [&](unsigned offset, const char* from, int item) {
-    unsigned char* const place = emulator::shared_memory(emulator::swizzled_128(to + offset));
+}  // namespace msops
+
+namespace emulator {
+
+// Copies a box to a block's shared memory.
+inline void load_box(unsigned to, unsigned barrier, const msops::TensorMap& map, const int (&first)[5], unsigned rank) {
+  if (to % 128) fail("TMA with an address that is not aligned");
+  const int bytes = map.for_box(first, [&](unsigned offset, const char* from, int item) {
+    unsigned char* const place = in_block(shared_memory(map.place(to + offset)), rank);
     if (from) std::memcpy(place, from, item);
     if (!from) std::memset(place, 0, item);
   });
-  const std::lock_guard<std::mutex> guard(emulator::mbarriers());
-  emulator::mbarrier_at(barrier)->complete(0, bytes);
+  const std::lock_guard<std::mutex> guard(mbarriers());
+  mbarrier_at(in_block(shared_memory(barrier), rank))->complete(0, bytes);
+}
+
+}  // namespace emulator
+
+namespace msops {
+
+inline void tma_load_5d(unsigned to, unsigned barrier, const TensorMap& map, int x0, int x1, int x2, int x3, int x4) {
+  emulator::load_box(to, barrier, map, {x0, x1, x2, x3, x4}, emulator::block->rank);
+}
+inline void tma_load_5d_multicast(unsigned to, unsigned barrier, const TensorMap& map, int x0, int x1, int x2, int x3,
+                                  int x4, uint16_t blocks) {
+  for (unsigned block = 0; block < 16; ++block)
+    if (blocks >> block & 1) emulator::load_box(to, barrier, map, {x0, x1, x2, x3, x4}, block);
 }
 
 }  // namespace msops

@@ -45,8 +45,8 @@ inline uint64_t wgmma_transposed(unsigned address, unsigned bytes) {
   return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | static_cast<uint64_t>(bytes / 16) << 16 | address / 16;
 }
 
-template <int kN>
-void wgmma_fence_operand(float (&)[kN][4]) {}
+template <typename T, int kN>
+void wgmma_fence_operand(T (&)[kN][4]) {}
 
 }  // namespace msops
 
@@ -125,6 +125,27 @@ void wgmma_k16(float (&d)[kN][4], const uint32_t (&a)[4], uint64_t b, int adds) 
     return static_cast<float>(with_bits_of<_Float16>(static_cast<uint16_t>(word >> 16 * (k % 2))));
   };
   emulator::multiply_with_matrix(d, left, b, adds, kTransposed);
+}
+
+template <int kN>
+void wgmma_k32(int32_t (&d)[kN][4], uint64_t a, uint64_t b, int adds) {
+  __syncwarp();
+  const unsigned lane = emulator::self->lane(), first = emulator::self->number / 32 % 4 * 16;
+  // A row's 32 codes are as the bytes of 16 float16; both lie in two packs, which the swizzle puts at different places.
+  const auto pack_at = [](uint64_t matrix, unsigned row, unsigned pack) {
+    const unsigned place = emulator::place_in_matrix(matrix, row, 8 * pack, false);
+    return reinterpret_cast<const int8_t*>(emulator::shared_memory(emulator::swizzled_128(place)));
+  };
+  for (unsigned n = 0; n < kN; ++n)
+    for (unsigned i = 0; i < 4; ++i) {
+      int32_t sum = 0;
+      for (unsigned pack = 0; pack < 2; ++pack) {
+        const int8_t* const left = pack_at(a, first + lane / 4 + i / 2 * 8, pack);
+        const int8_t* const right = pack_at(b, 8 * n + 2 * (lane % 4) + i % 2, pack);
+        for (unsigned k = 0; k < 16; ++k) sum += left[k] * right[k];
+      }
+      d[n][i] = (adds ? d[n][i] : 0) + sum;
+    }
 }
 
 }  // namespace msops
