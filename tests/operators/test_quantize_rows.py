@@ -21,9 +21,9 @@ def quantize_rows(x, smooth=None, **_):
     return codes.astype(np.int8), scale
 
 
-def case(rows, columns, has_smooth=False):
+def case(rows, columns, has_smooth=False, near_halves=False):
     rows = rows if isinstance(rows, tuple) else (rows,)
-    return [(*rows, columns), *[(columns,)] * has_smooth], dict(has_smooth=has_smooth)
+    return [(*rows, columns), *[(columns,)] * has_smooth], dict(has_smooth=has_smooth, near_halves=near_halves)
 
 
 class TestQuantizeRows(Card):
@@ -44,6 +44,10 @@ class TestQuantizeRows(Card):
         "many rows": case(70, 136, True),
         "a warp": case(3, 200),
         "several warps": case(2, 1024),
+        "a row of more packs": case(2, 17000),
+        "a row beyond registers": case(2, 70000),
+        "near halves": case(40, 264, near_halves=True),
+        "near halves, odd": case(40, 263, near_halves=True),
     }
     small = "small"
     wrong = (
@@ -53,12 +57,21 @@ class TestQuantizeRows(Card):
          "quantize_rows: smooth must be float16 or float32, got float64"),
     )  # fmt: skip
 
-    def operators(self, shapes=(), has_smooth=True):
+    def operators(self, shapes=(), has_smooth=True, **_):
         operator = operators()
         return chain(operator if has_smooth else operator.without("smooth"))
 
-    def inputs(self, shapes, dtype, seed=1, **settings):
-        return random(seed, dtype, *shapes)
+    def inputs(self, shapes, dtype, seed=1, near_halves=False, **_):
+        """The quotients near halves are up to two roundings away from them."""
+        if not near_halves:
+            return random(seed, dtype, *shapes)
+        rng = np.random.default_rng(seed)
+        scale = rng.random((*shapes[0][:-1], 1)) + 0.01
+        x = (scale * (rng.integers(-127, 127, shapes[0]) + 0.5)).astype(dtype)
+        for away in (rng.integers(-1, 2, shapes[0]), rng.integers(-1, 2, shapes[0])):
+            x = np.where(away == 0, x, np.nextafter(x, np.where(away > 0, np.inf, -np.inf).astype(dtype)))
+        x[..., :1] = (127 * scale).astype(dtype)
+        return [x]
 
     def random_case(self, random):
         shapes, _ = super().random_case(random)
