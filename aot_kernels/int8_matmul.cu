@@ -1,7 +1,7 @@
 // out = (sum + bias) scale x_scale, or sum scale x_scale + bias, where the sums are x weight^T of int8, exact in int32
 //
 //   case                                         kernel          why
-//   up to 4 rows, whole packs                    line_kernel     reads the weight once (dp4a)
+//   up to 2 rows, whole packs                    line_kernel     reads the weight once (dp4a)
 //   up to 128 rows, or few tiles                 wgmma_few.h     reads the weight once, by many blocks
 //   more rows                                    wgmma.h         pairs of blocks share what they read of the weight
 //   up to 16 rows, whole packs, before sm_90a    line_kernel     reads the weight once for four rows

@@ -2,8 +2,9 @@
 // of neighbours, and the gradients of x and bias
 //
 //   case                                                 kernel          why
-//   float16, up to 64 rows of whole packs of 16 bytes,
-//     groups of 32 n, W by rows of outputs               few.h           reads codes once, at the memory's rate
+//   float16, up to 16 rows of whole packs of 16 bytes,
+//     groups of 32 n, W by rows of outputs               few.h           reads codes once, in a stream
+//   more rows of these (sm_90a)                          wgmma_terms.h   codes are widened where they are multiplied
 //   other dtypes and sizes, up to 16 rows                plain.h         a warp for each output
 //   other float16, rows of whole packs of 16 bytes       wgmma.h         tensor cores (sm_90a), x by TMA
 //   other float16, float32                               tiles.h         tensor cores; float32 as three TF32 products

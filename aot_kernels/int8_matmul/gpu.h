@@ -13,7 +13,7 @@
 namespace msops::int8_matmul {
 
 constexpr int kLineWarps = 8, kLineTokens = 4;
-constexpr int64_t kMostOfLines = 16;  // tokens
+constexpr int64_t kMostOfLines = 16, kFewOfLines = 2;  // tokens, with and without the other kernels of sm_90a
 
 // A warp computes an output for up to kLineTokens tokens, by dp4a.
 __global__ void __launch_bounds__(32 * kLineWarps) line_kernel(const __grid_constant__ Products p) {
@@ -54,7 +54,7 @@ inline void multiply_on_gpu(Call& call, const Products& p) {
     const Grid grid((p.outputs + kLineWarps - 1) / kLineWarps, (p.tokens + kLineTokens - 1) / kLineTokens);
     launch(call, line_kernel, grid, 32 * kLineWarps, 0, p);
   };
-  if (has_lines && p.tokens <= kLineTokens) return launch_lines();
+  if (has_lines && p.tokens <= kFewOfLines) return launch_lines();
   if (multiply_by_wgmma(call, p)) return;
   if (has_lines && p.tokens <= kMostOfLines) return launch_lines();
   if (p.by_terms ? launch_tiles<true>(call, p) : launch_tiles<false>(call, p)) return;

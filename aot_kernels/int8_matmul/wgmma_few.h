@@ -159,7 +159,7 @@ template <int kTokens>
 bool launch_few(Call& call, const Products& p) {
   using S = FewShape<kTokens>;
   const int64_t tiles = (p.tokens + kTokens - 1) / kTokens * ((p.outputs + S::kOutputs - 1) / S::kOutputs);
-  const int64_t stages = (p.deep + kTerms - 1) / kTerms, room = int64_t{S::kBlocks} * Gpu().multiprocessors;
+  const int64_t stages = (p.deep + kTerms - 1) / kTerms, room = Gpu().multiprocessors;
   TensorMap x, weight;
   const TensorMap::Dimension of_x[] = {{p.deep, 1, kTerms}, {p.tokens, p.deep, kTokens}};
   const TensorMap::Dimension of_weight[] = {{p.deep, 1, kTerms}, {p.outputs, p.deep, S::kOutputs}};

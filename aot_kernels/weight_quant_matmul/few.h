@@ -1,10 +1,11 @@
-// Few rows of float16 by tensor cores (mma.sync), for sm_80 and later. The codes of a warp go through shared memory
-// once, many bytes in flight, and are widened in registers.
+// Few rows of float16 by tensor cores (mma.sync), for sm_80 and later. Codes are read once, as a stream that goes on
+// from tile to tile, and are widened in registers.
 //
-// A block computes kRows outputs for up to kTokens tokens, and its warps share the terms: kChunk of them at a time go
-// to a warp. The weights are the left operand, so that a token is a column. Tensor cores multiply whole numbers, code -
-// zero point, which float16 holds; a group's sum is multiplied by its scale afterwards, in float. What a zero point is
-// off a whole number is multiplied by the sum of x. Then the warps' sums are added in order.
+// A block goes through tiles of kRows outputs for all tokens. Its warps share the terms: a chunk of them at a time goes
+// to a warp, which copies their codes to a ring of its own in shared memory. The weights are the left operand, so that a
+// token is a column. Tensor cores multiply whole numbers, code - zero point, which float16 holds; a group's sum is
+// multiplied by its scale afterwards, in float. What a zero point is off a whole number is multiplied by the sum of x.
+// Then the warps' sums are added in order.
 #pragma once
 
 #include "widen_pairs.h"
@@ -12,6 +13,7 @@
 #ifdef __CUDACC__
 
 #include "../common/gpu/cp_async.h"
+#include "../common/gpu/divisor.h"
 #include "../common/gpu/mma.h"
 #include "../common/launch.h"
 #include "../common/pack.h"
@@ -20,239 +22,316 @@ namespace msops::weight_quant_matmul {
 
 enum class Format { kFour, kEight, kTable };  // kTable has codes of 4 bits
 
-// A warp multiplies kM times 16 outputs by kN times 8 tokens. Groups of 128, 256, ... terms are multiplied by their
-// scale once a chunk; kFine is for those of 32, 64, ..., where each piece has a scale of its own.
-template <Format kFormat_, int kM_, int kN_, bool kFine_>
+// There are kN times 8 tokens. kIsCoarse is for groups of 128, 256, ... terms with scales of float16 and whole zero
+// points. Else each piece has a scale of its own, and both may have any value.
+template <Format kFormat_, int kN_, bool kIsCoarse_>
 struct FewShape {
   static constexpr Format kFormat = kFormat_;
-  static constexpr int kM = kM_, kN = kN_, kRows = 16 * kM, kTokens = 8 * kN, kMostWarps = 8;
-  static constexpr bool kFine = kFine_;
-  static constexpr int kPiece = 32, kPieces = 4, kChunk = kPieces * kPiece;  // terms: two mma, and a warp's at a time
+  static constexpr int kN = kN_, kRows = 16, kTokens = 8 * kN, kMostWarps = 8;
+  static constexpr bool kIsCoarse = kIsCoarse_;
   static constexpr int kBits = kFormat == Format::kEight ? 8 : 4;
-  static constexpr int kBytes = kChunk * kBits / 8, kPitch = kBytes + 16;  // of a row of a stage; no banks conflict
-  static constexpr int kStages = kM == 1 && kBits == 4 ? 6 : 4, kStageBytes = kRows * kPitch;
-  static constexpr int kScales = kFine ? kPieces : 1;
-  static constexpr int kTableBytes = kFormat == Format::kTable ? 1024 : 0;  // of pairs, for each byte
+  // A chunk has kBytes of each row. The k-th pack of 16 bytes of a row is stored at position k ^ row % 8.
+  static constexpr int kBytes = 128, kStages = 4, kStageBytes = kRows * kBytes;
+  static constexpr int kPiece = 32, kChunk = 8 * kBytes / kBits, kPieces = kChunk / kPiece;  // terms; a piece: two mma
+  static constexpr int kShare = kIsCoarse ? 4 : 1, kSets = kPieces / kShare;  // pieces that share scales, and their sets
+  static constexpr int kAhead = kN == 1 ? kPieces : 4;                        // pieces whose x is loaded at once
+  static constexpr int kSumPitch = kRows + 4, kSums = kTokens * kSumPitch;    // of a warp
+  static constexpr int kBlocks = kN == 2 && !kIsCoarse ? 1 : 2;              // of a multiprocessor
+  static constexpr int kTableBytes = kFormat == Format::kTable ? 1024 : 0;    // of pairs, for each byte
 
-  static constexpr int64_t bytes(int warps) {
-    const int sums = kRows * kTokens * 4, ring = kStages * kStageBytes;
-    return kTableBytes + warps * (ring > sums ? ring : sums);
-  }
+  // Shared memory has the table, the warps' rings, and two times their sums.
+  static constexpr int64_t bytes(int warps) { return kTableBytes + warps * (kStages * kStageBytes + 2 * kSums * 4); }
 };
 
 // FewWarp computes a warp's part of the sums.
 template <typename S>
-struct FewWarp {
-  const Products<Half>& p;
-  unsigned char* ring;    // (kStages, kRows, kPitch)
-  const uint32_t* pairs;  // (256,): what a byte's two codes stand for
-  int64_t output, token;  // the first ones of the block
-  unsigned warp, warps;
-  int lane = threadIdx.x % 32, quad = threadIdx.x % 4, row = threadIdx.x % 32 / 4;
-  float sums[S::kM][S::kN][4] = {};
-
-  // Scales and zero points of rows `row` and `row + 8` of the chunk's groups.
-  struct Scales {
-    float scale[S::kScales][S::kM][2], zero[S::kScales][S::kM][2];
-  };
-
-  __device__ __forceinline__ int64_t term_of(unsigned i) const {
-    return static_cast<int64_t>(i * warps + warp) * S::kChunk;
+class FewWarp {
+ public:
+  // `groups` divides the number of a set of scales by the sets of a group.
+  __device__ __forceinline__ FewWarp(const Products<Half>& p, const Divisor& groups, unsigned char* shared)
+      : p_(p), groups_(groups), pairs_(reinterpret_cast<const uint32_t*>(shared)) {
+    unsigned char* const rings = shared + S::kTableBytes;
+    ring_ = rings + warp_ * S::kStages * S::kStageBytes;
+    shared_sums_ = reinterpret_cast<float*>(rings + warps() * S::kStages * S::kStageBytes);
+    unrolled<S::kN>([&](int n) {
+      const int token = min(8 * n + row_, static_cast<int>(p_.tokens) - 1);
+      x_[n] = p_.x + (int64_t{token} * deep() + 8 * quad_);
+    });
   }
 
-  // Begins to copy the codes of the warp's chunk number i. Bytes after a row become 0.
-  __device__ __forceinline__ void begin_copy(unsigned i) const {
-    const int64_t first = term_of(i) * S::kBits / 8;
-    if (term_of(i) < p.deep) {
-      constexpr int kPacks = S::kBytes / 16, kApart = 32 / kPacks;  // kApart: rows that the lanes copy at once
-      const int64_t byte = first + lane % kPacks * 16, pitch = p.weights.pitch();
-#pragma unroll
-      for (int r = 0; r < S::kRows; r += kApart) {
-        const int64_t at = output + r + lane / kPacks;
-        const bool is_inside = at < p.outputs && byte < pitch;
-        cp_async<16>(ring + i % S::kStages * S::kStageBytes + (r + lane / kPacks) * S::kPitch + lane % kPacks * 16,
-                     p.weights.data + (is_inside ? at * pitch + byte : 0), is_inside);
+  __device__ __forceinline__ void compute() {
+    Place copied = first(), scaled = first(), own = first();
+    for (int i = 0; i < S::kStages - 1; ++i) begin_copy(i, copied);
+    int row = (scaled.output + 8 * (lane_ % 2) + row_) * groups();
+    Scales ahead[2];
+    load(ahead[0], scaled, row), load(ahead[1], scaled, row);
+    unsigned turn = 0;
+    for (int tile = 0; own.output < outputs(); ++tile) {
+      const int output = own.output;
+      unrolled<S::kN, 4>([&](int n, int i) { sums_[n][i] = 0; });
+      while (own.output == output) {
+        uint4 x[S::kN][S::kAhead];
+        load(x, own.term);
+        const Scales scales = ahead[0];
+        ahead[0] = ahead[1];
+        load(ahead[1], scaled, row);  // two chunks before it is used
+        cp_async_wait<S::kStages - 2>();
+        __syncwarp();
+        begin_copy((turn + S::kStages - 1) % S::kStages, copied);
+        const unsigned char* const stage = ring_ + turn % S::kStages * S::kStageBytes;
+        unrolled<S::kSets>([&](int set) {
+          const int piece = set * S::kShare;
+          if (piece > 0 && piece % S::kAhead == 0) load(x, own.term + piece * S::kPiece);
+          multiply(stage, piece, scales.scale[set], scales.zero[set], x);
+        });
+        ++turn;
+        advance(own);
       }
+      add_warps(tile, output);
+    }
+    cp_async_wait<0>();
+  }
+
+ private:
+  // A Place is a chunk of a tile: those of a warp in a tile, then those in the block's next tile.
+  struct Place {
+    int output, term;
+  };
+  // A lane has what it loaded for row `row`, or row + 8 if its number is odd. It is converted when it is used, so that
+  // nothing waits for it before.
+  struct Scales {
+    uint32_t scale[S::kSets], zero[S::kSets];
+  };
+
+  __device__ __forceinline__ int warps() const { return static_cast<int>(blockDim.x / 32); }
+  __device__ __forceinline__ int outputs() const { return static_cast<int>(p_.outputs); }
+  __device__ __forceinline__ int deep() const { return static_cast<int>(p_.deep); }
+  __device__ __forceinline__ int groups() const { return static_cast<int>(p_.weights.groups); }
+  __device__ __forceinline__ int outputs_apart() const { return static_cast<int>(gridDim.x) * S::kRows; }
+
+  __device__ __forceinline__ Place first() const {
+    return {static_cast<int>(blockIdx.x) * S::kRows, warp_ * S::kChunk};
+  }
+  // Returns whether the next chunk is of another tile.
+  __device__ __forceinline__ bool advance(Place& place) const {
+    place.term += warps() * S::kChunk;
+    const bool is_other = place.term >= deep();
+    if (is_other) place.term = warp_ * S::kChunk, place.output += outputs_apart();
+    return is_other;
+  }
+
+  // Begins to copy codes, and advances. What is outside of the matrix becomes 0.
+  __device__ __forceinline__ void begin_copy(int stage, Place& place) const {
+    if (place.output < outputs()) {
+      const int pack = lane_ % 8, term = place.term + pack * (128 / S::kBits), pitch = deep() / (8 / S::kBits);
+      const int rows = term < deep() ? outputs() - place.output : 0;
+      const uint8_t* const from = p_.weights.data + (int64_t{place.output + lane_ / 8} * pitch + term / (8 / S::kBits));
+      unsigned char* const to = ring_ + stage * S::kStageBytes;
+#pragma unroll
+      for (int i = 0; i < S::kRows; i += 4) {
+        const int r = i + lane_ / 8;
+        const bool is_inside = r < rows;
+        cp_async<16>(to + r * S::kBytes + (pack ^ r % 8) * 16, is_inside ? from + int64_t{i} * pitch : p_.weights.data,
+                     is_inside);
+      }
+      advance(place);
     }
     cp_async_commit();
   }
 
-  __device__ __forceinline__ void load(Scales& scales, unsigned i) const {
-    const bool has_zero = p.weights.zero.kind != ZeroPoints<Half>::kNone;
-    unrolled<S::kScales, S::kM, 2>([&](int j, int m, int half) {
-      const int64_t at = output + 16 * m + 8 * half + row, term = term_of(i) + j * S::kPiece;
-      const bool is_inside = at < p.outputs && term < p.deep;
-      const int64_t place = is_inside ? p.weights.place(at, term) : 0;
-      scales.scale[j][m][half] = is_inside ? p.weights.scale[place] : 0;
-      scales.zero[j][m][half] = is_inside && has_zero ? p.weights.zero[place] : 0;
-    });
+  // Begins to load scales, and advances. The lane's row of scales begins with this number.
+  __device__ __forceinline__ void load(Scales& scales, Place& place, int& row) const {
+    const Codes<Half>& w = p_.weights;
+    const void* const zeros = w.zero.numbers.data;
+    if (place.output + 8 * (lane_ % 2) + row_ < outputs())
+      unrolled<S::kSets>([&](int set) {
+        int rest;
+        const int group = groups_.divide(place.term / (S::kShare * S::kPiece) + set, &rest);
+        const unsigned i = row + min(group, groups() - 1);
+        if constexpr (S::kIsCoarse) {
+          scales.scale[set] = static_cast<const uint16_t*>(w.scale.data)[i];
+          if (zeros) scales.zero[set] = static_cast<const uint8_t*>(zeros)[i];
+        } else {
+          scales.scale[set] = w.scale.are_float ? static_cast<const uint32_t*>(w.scale.data)[i]
+                                                : static_cast<const uint16_t*>(w.scale.data)[i];
+          if (w.zero.kind != ZeroPoints<Half>::kFloating) {
+            if (zeros) scales.zero[set] = static_cast<const uint8_t*>(zeros)[i];
+          } else {
+            scales.zero[set] = w.zero.numbers.are_float ? static_cast<const uint32_t*>(zeros)[i]
+                                                        : static_cast<const uint16_t*>(zeros)[i];
+          }
+        }
+      });
+    if (advance(place)) row += outputs_apart() * groups();
+  }
+  static __device__ __forceinline__ float number_of(uint32_t bits, bool is_float) {
+    Half half;
+    half.bits = static_cast<uint16_t>(bits);
+    return is_float ? __uint_as_float(bits) : static_cast<float>(half);
+  }
+  __device__ __forceinline__ PairZero zero_of(uint32_t bits) const {
+    const int most = p_.weights.are_signed ? 1 << (S::kBits - 1) : 0;
+    const auto kind = p_.weights.zero.kind;
+    if (!S::kIsCoarse && kind == ZeroPoints<Half>::kFloating)
+      return PairZero(number_of(bits, p_.weights.zero.numbers.are_float), static_cast<float>(most));
+    const int whole = kind == ZeroPoints<Half>::kSigned ? static_cast<int8_t>(bits) : static_cast<int>(bits);
+    return PairZero(kind == ZeroPoints<Half>::kNone ? most : whole + most);
   }
 
-  // Loads the chunk's terms of x that the lane multiplies: 8 of each piece, of token `row` of each eight.
-  __device__ __forceinline__ void load(uint4 (&x)[S::kN][S::kPieces], unsigned i) const {
-    unrolled<S::kN, S::kPieces>([&](int n, int piece) {
-      const int64_t at = token + 8 * n + row, term = term_of(i) + piece * S::kPiece + 8 * quad;
-      x[n][piece] = uint4{0, 0, 0, 0};
-      if (at < p.tokens && term < p.deep) x[n][piece] = *reinterpret_cast<const uint4*>(p.x + at * p.deep + term);
+  // Loads the terms of x that the lane multiplies: 8 of each piece, of token `row` of each eight. Where there is no
+  // token, it reads the last one, whose products are not stored.
+  __device__ __forceinline__ void load(uint4 (&x)[S::kN][S::kAhead], int term) const {
+    const bool is_whole = term + S::kAhead * S::kPiece <= deep();
+    unrolled<S::kN, S::kAhead>([&](int n, int i) {
+      const uint4* const from = reinterpret_cast<const uint4*>(x_[n] + term + i * S::kPiece);
+      if (is_whole) x[n][i] = *from;
     });
+    if (!is_whole)
+      unrolled<S::kN, S::kAhead>([&](int n, int i) {
+        const uint4* const from = reinterpret_cast<const uint4*>(x_[n] + term + i * S::kPiece);
+        x[n][i] = term + i * S::kPiece < deep() ? *from : uint4{0, 0, 0, 0};
+      });
   }
 
-  // Widens the lane's eight codes of a piece and a row to four pairs, less the zero point.
-  __device__ __forceinline__ void widen(uint32_t (&words)[4], const unsigned char* codes, uint32_t zeros) const {
-    if constexpr (S::kFormat != Format::kTable) {
-      widen_pairs<S::kBits>(words, codes, p.weights.are_signed, zeros);
-    } else {
-      const uint32_t eight = *reinterpret_cast<const uint32_t*>(codes);
-      unrolled<4>([&](int j) { words[j] = pairs[eight >> 8 * j & 255]; });
-    }
+  // Widens the lane's codes of a piece: eight of rows `row` and row + 8, in four pairs.
+  __device__ __forceinline__ void widen(uint32_t (&pairs)[2][4], const unsigned char* stage, int piece,
+                                        const uint32_t (&zeros)[2]) const {
+    const int byte = piece * 4 * S::kBits + quad_ * S::kBits;
+    const unsigned char* const codes = stage + row_ * S::kBytes + (byte / 16 ^ row_) * 16 + byte % 16;
+    unrolled<2>([&](int half) {
+      if constexpr (S::kFormat != Format::kTable) {
+        widen_pairs<S::kBits>(pairs[half], codes + half * 8 * S::kBytes, p_.weights.are_signed, zeros[half]);
+      } else {
+        const uint32_t eight = *reinterpret_cast<const uint32_t*>(codes + half * 8 * S::kBytes);
+        unrolled<4>([&](int j) { pairs[half][j] = pairs_[eight >> 8 * j & 255]; });
+      }
+    });
   }
 
   // Multiplies the pieces of a chunk that share scales, from one on.
-  template <int kCount>
-  __device__ __forceinline__ void multiply(const unsigned char* stage, const uint4 (&x)[S::kN][S::kPieces], int first,
-                                           int64_t term, const float (&scale)[S::kM][2],
-                                           const float (&zero)[S::kM][2]) {
-    const bool has_rest = p.weights.zero.kind == ZeroPoints<Half>::kFloating;
-    const float most = p.weights.are_signed ? 1 << (S::kBits - 1) : 0;
-    uint32_t zeros[S::kM][2];
-    float rest[S::kM][2], products[S::kM][S::kN][4] = {}, ones[S::kN][4] = {};
-    unrolled<S::kM, 2>([&](int m, int half) {
-      const PairZero of_row(zero[m][half], most);
-      zeros[m][half] = of_row.pair, rest[m][half] = of_row.rest;
+  __device__ __forceinline__ void multiply(const unsigned char* stage, int first, uint32_t scale_bits,
+                                           uint32_t zero_bits, const uint4 (&x)[S::kN][S::kAhead]) {
+    const bool has_rest = !S::kIsCoarse && p_.weights.zero.kind == ZeroPoints<Half>::kFloating;
+    const float own = number_of(scale_bits, !S::kIsCoarse && p_.weights.scale.are_float);
+    const PairZero zero = zero_of(zero_bits);
+    uint32_t zeros[2];
+    float scale[2], rest[2], products[2][S::kN][4] = {}, ones[S::kN][4] = {};  // two sums, which do not wait
+    unrolled<2>([&](int half) {
+      const int from = lane_ / 4 * 4 + half;
+      scale[half] = __shfl_sync(~0u, own, from), zeros[half] = __shfl_sync(~0u, zero.pair, from);
+      rest[half] = S::kIsCoarse ? 0 : __shfl_sync(~0u, zero.rest, from);
     });
-#pragma unroll
-    for (int piece = first; piece < first + kCount; ++piece) {
-      if (term + piece * S::kPiece >= p.deep) break;
-      const unsigned char* const codes = stage + row * S::kPitch + (piece * S::kPiece + 8 * quad) * S::kBits / 8;
-      uint32_t a[S::kM][2][4];
-      unrolled<S::kM, 2>(
-          [&](int m, int half) { widen(a[m][half], codes + (16 * m + 8 * half) * S::kPitch, zeros[m][half]); });
-#pragma unroll
-      for (int n = 0; n < S::kN; ++n) {
-        const uint4 w = x[n][piece];
+    unrolled<S::kShare>([&](int i) {
+      uint32_t a[2][4];
+      widen(a, stage, first + i, zeros);
+      unrolled<S::kN>([&](int n) {
+        const uint4 w = x[n][(first + i) % S::kAhead];
         uint32_t b[4] = {w.x, w.y, w.z, w.w};
         if constexpr (S::kFormat == Format::kFour) {  // a pair has terms k and k + 4
           b[0] = prmt<0x5410>(w.x, w.z), b[1] = prmt<0x7632>(w.x, w.z);
           b[2] = prmt<0x5410>(w.y, w.w), b[3] = prmt<0x7632>(w.y, w.w);
         }
-        unrolled<2, S::kM>([&](int step, int m) {
-          mma_m16n8k16(products[m][n],
-                       {a[m][0][2 * step], a[m][1][2 * step], a[m][0][2 * step + 1], a[m][1][2 * step + 1]},
-                       {b[2 * step], b[2 * step + 1]});
+        unrolled<2>([&](int step) {
+          const uint32_t of_step[2] = {b[2 * step], b[2 * step + 1]};
+          mma_m16n8k16(products[i % 2][n], {a[0][2 * step], a[1][2 * step], a[0][2 * step + 1], a[1][2 * step + 1]},
+                       of_step);
+          constexpr uint32_t kOnes = 0x3c003c00;
+          if (has_rest) mma_m16n8k16(ones[n], {kOnes, kOnes, kOnes, kOnes}, of_step);
         });
-        constexpr uint32_t kOnes = 0x3c003c00;
-        if (has_rest)
-          unrolled<2>(
-              [&](int step) { mma_m16n8k16(ones[n], {kOnes, kOnes, kOnes, kOnes}, {b[2 * step], b[2 * step + 1]}); });
-      }
-    }
-    unrolled<S::kM, S::kN, 4>([&](int m, int n, int i) {
-      const float product = has_rest ? products[m][n][i] - rest[m][i / 2] * ones[n][i] : products[m][n][i];
-      sums[m][n][i] += scale[m][i / 2] * product;
+      });
+    });
+    unrolled<S::kN, 4>([&](int n, int i) {
+      const float product = S::kShare == 1 ? products[0][n][i] : products[0][n][i] + products[1][n][i];
+      sums_[n][i] += scale[i / 2] * (has_rest ? product - rest[i / 2] * ones[n][i] : product);
     });
   }
 
-  __device__ __forceinline__ void compute() {
-    Scales own, next;
-    for (unsigned i = 0; i < S::kStages - 1; ++i) begin_copy(i);
-    load(next, 0);
-    for (unsigned i = 0; term_of(i) < p.deep; ++i) {
-      uint4 x[S::kN][S::kPieces];
-      load(x, i);
-      own = next;
-      load(next, i + 1);  // arrives while this chunk is multiplied
-      cp_async_wait<S::kStages - 2>();
-      __syncwarp();
-      begin_copy(i + S::kStages - 1);
-      const unsigned char* const stage = ring + i % S::kStages * S::kStageBytes;
-      if constexpr (S::kFine) {
-        unrolled<S::kPieces>(
-            [&](int piece) { multiply<1>(stage, x, piece, term_of(i), own.scale[piece], own.zero[piece]); });
-      } else {
-        multiply<S::kPieces>(stage, x, 0, term_of(i), own.scale[0], own.zero[0]);
-      }
-      __syncwarp();
+  // Adds the sums of all warps, and stores the tile. The sums of two tiles are in different memory, so that no warp
+  // waits before it writes.
+  __device__ __forceinline__ void add_warps(int tile, int output) {
+    float* const buffer = shared_sums_ + tile % 2 * warps() * S::kSums;
+    unrolled<S::kN, 4>([&](int n, int i) {
+      buffer[warp_ * S::kSums + (8 * n + 2 * quad_ + i % 2) * S::kSumPitch + i / 2 * 8 + row_] = sums_[n][i];
+    });
+    __syncthreads();
+    for (int i = threadIdx.x; i < S::kRows * static_cast<int>(p_.tokens); i += blockDim.x) {
+      const int token = i / S::kRows, to = output + i % S::kRows;
+      if (to >= outputs()) continue;
+      float sum = 0;
+      for (int w = 0; w < warps(); ++w) sum += buffer[w * S::kSums + token * S::kSumPitch + i % S::kRows];
+      p_.store(token, to, sum);
     }
-    cp_async_wait<0>();
   }
 
-  // Leaves the warp's sums in shared memory (kTokens, kRows).
-  __device__ __forceinline__ void put(float* to) const {
-    unrolled<S::kM, S::kN, 4>([&](int m, int n, int i) {
-      to[(8 * n + 2 * quad + i % 2) * S::kRows + 16 * m + i / 2 * 8 + row] = sums[m][n][i];
-    });
-  }
+  const int lane_ = threadIdx.x % 32, quad_ = threadIdx.x % 4, row_ = threadIdx.x % 32 / 4, warp_ = threadIdx.x / 32;
+  const Products<Half>& p_;
+  const Divisor& groups_;
+  const uint32_t* const pairs_;  // (256,): what a byte's two codes stand for
+  unsigned char* ring_;          // (kStages, kRows, kBytes)
+  float* shared_sums_;           // (2, warps, kTokens, kSumPitch)
+  const Half* x_[S::kN];
+  float sums_[S::kN][4];
 };
 
 template <typename S>
-__device__ __forceinline__ void multiply_few(const Products<Half>& p) {
+__device__ __forceinline__ void multiply_few(const Products<Half>& p, const Divisor& groups) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  const unsigned warp = threadIdx.x / 32, warps = blockDim.x / 32;
   if constexpr (S::kFormat == Format::kTable) {
     uint32_t* const pairs = reinterpret_cast<uint32_t*>(shared);
     for (int i = threadIdx.x; i < 256; i += blockDim.x)
       pairs[i] = uint32_t{Half(p.weights.table[i >> 4]).bits} << 16 | Half(p.weights.table[i & 15]).bits;
     __syncthreads();
   }
-  unsigned char* const data = shared + S::kTableBytes;
-  const int64_t output = static_cast<int64_t>(blockIdx.x) * S::kRows;
-  const int64_t token = static_cast<int64_t>(blockIdx.y) * S::kTokens;
-  FewWarp<S> of{
-      p, data + warp * S::kStages * S::kStageBytes, reinterpret_cast<uint32_t*>(shared), output, token, warp, warps};
-  of.compute();
-  __syncthreads();
-  float* const sums = reinterpret_cast<float*>(data);
-  constexpr int kSums = S::kRows * S::kTokens;
-  of.put(sums + warp * kSums);
-  __syncthreads();
-  for (int i = threadIdx.x; i < kSums; i += blockDim.x) {
-    float sum = 0;
-    for (unsigned w = 0; w < warps; ++w) sum += sums[w * kSums + i];
-    const int64_t to = output + i % S::kRows, of_token = token + i / S::kRows;
-    if (to < p.outputs && of_token < p.tokens) p.store(of_token, to, sum);
-  }
+  FewWarp<S> warp(p, groups, shared);
+  warp.compute();
 }
 
 template <typename S>
-__global__ void __launch_bounds__(32 * S::kMostWarps) few_kernel(const __grid_constant__ Products<Half> p) {
-  if (has_instructions_of(80)) multiply_few<S>(p);
+__global__ void __launch_bounds__(32 * S::kMostWarps, S::kBlocks)
+    few_kernel(const __grid_constant__ Products<Half> p, const __grid_constant__ Divisor groups) {
+  if (has_instructions_of(80)) multiply_few<S>(p, groups);
 }
 
-constexpr int64_t kMostFew = 64;  // more tokens than this are for tiles
+template <typename S>
+int blocks_of_few(const Gpu& gpu, int warps) {
+  [[maybe_unused]] static FactOfGpu<S::kMostWarps> facts;
+  return facts.get([&] { return blocks_at_once(gpu, few_kernel<S>, 32 * warps, S::bytes(warps)); }, warps - 1);
+}
 
-template <Format kFormat, int kM, int kN, bool kFine>
+template <Format kFormat, int kN, bool kIsCoarse>
 bool launch_few(Call& call, const Products<Half>& p) {
-  using S = FewShape<kFormat, kM, kN, kFine>;
-  const int64_t chunks = (p.deep + S::kChunk - 1) / S::kChunk;
-  const int warps = static_cast<int>(std::min<int64_t>(std::max<int64_t>(chunks / 2, 1), S::kMostWarps));
-  const auto kernel = few_kernel<S>;
+  using S = FewShape<kFormat, kN, kIsCoarse>;
+  const int64_t chunks = (p.deep + S::kChunk - 1) / S::kChunk, tiles = (p.outputs + S::kRows - 1) / S::kRows;
+  const int warps = static_cast<int>(std::min<int64_t>(chunks, S::kMostWarps));
   const Gpu gpu;
-  if (!is_compiled_for(80, kernel) || gpu.dynamic_bytes() < S::bytes(warps)) return false;
-  const Grid grid((p.outputs + S::kRows - 1) / S::kRows, (p.tokens + S::kTokens - 1) / S::kTokens);
-  return launch(call, kernel, grid, 32 * warps, S::bytes(warps), p), true;
+  if (!is_compiled_for(80, few_kernel<S>) || gpu.dynamic_bytes() < S::bytes(warps)) return false;
+  const int64_t blocks = std::min<int64_t>(blocks_of_few<S>(gpu, warps), tiles);
+  constexpr int64_t kEndless = 1 << 30;  // sets, of a single group
+  const Divisor groups(p.weights.groups == 1 ? kEndless : p.weights.group / (S::kShare * S::kPiece));
+  launch(call, few_kernel<S>, blocks, 32 * warps, S::bytes(warps), p, groups);
+  return blocks > 0;
 }
 
-template <Format kFormat>
+template <Format kFormat, bool kIsCoarse>
 bool launch_few(Call& call, const Products<Half>& p) {
-  const bool is_fine = kFormat == Format::kTable || (p.weights.groups > 1 && p.weights.group % 128 != 0);
-  if constexpr (kFormat == Format::kTable) {
-    return p.tokens > 8 ? launch_few<kFormat, 2, 2, true>(call, p) : launch_few<kFormat, 1, 1, true>(call, p);
-  } else if (p.tokens > 8) {
-    return is_fine ? launch_few<kFormat, 2, 2, true>(call, p) : launch_few<kFormat, 2, 2, false>(call, p);
-  } else {
-    return is_fine ? launch_few<kFormat, 1, 1, true>(call, p) : launch_few<kFormat, 1, 1, false>(call, p);
-  }
+  return p.tokens <= 8 ? launch_few<kFormat, 1, kIsCoarse>(call, p) : launch_few<kFormat, 2, kIsCoarse>(call, p);
 }
+
+constexpr int64_t kMostFew = 16;  // more tokens than this are for tiles
 
 // Returns false, and launches nothing, if there are many rows, or they are not whole packs, or the GPU lacks the
 // instructions.
 inline bool multiply_few(Call& call, const Products<Half>& p) {
   const Codes<Half>& w = p.weights;
   if (p.tokens > kMostFew || !p.by_terms || w.groups_rows || p.deep == 0 || p.deep % 32 != 0 || !w.have_rows_at(16) ||
-      !is_aligned<8>(p.x) || (w.groups > 1 && w.group % 32 != 0))
+      !is_aligned<8>(p.x) || (w.groups > 1 && w.group % 32 != 0) || p.deep > INT32_MAX / 2 ||
+      p.outputs * w.groups > INT32_MAX / 2)
     return false;
-  if (w.table) return w.bits == 4 && launch_few<Format::kTable>(call, p);
-  return w.bits == 4 ? launch_few<Format::kFour>(call, p) : launch_few<Format::kEight>(call, p);
+  if (w.table) return w.bits == 4 && launch_few<Format::kTable, false>(call, p);
+  const bool is_coarse = (w.groups == 1 || w.group % 128 == 0) && !w.scale.are_float &&
+                         w.zero.kind != ZeroPoints<Half>::kFloating;
+  if (w.bits == 4) return is_coarse ? launch_few<Format::kFour, true>(call, p) : launch_few<Format::kFour, false>(call, p);
+  return is_coarse ? launch_few<Format::kEight, true>(call, p) : launch_few<Format::kEight, false>(call, p);
 }
 
 }  // namespace msops::weight_quant_matmul

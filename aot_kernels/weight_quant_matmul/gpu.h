@@ -4,6 +4,7 @@
 #include "few.h"
 #include "plain.h"
 #include "wgmma.h"
+#include "wgmma_terms.h"
 
 #ifdef __CUDACC__
 
@@ -12,7 +13,7 @@ namespace msops::weight_quant_matmul {
 template <typename T>
 void multiply_on_gpu(Call& call, const Products<T>& p) {
   if constexpr (std::is_same<T, Half>::value)
-    if (multiply_few(call, p)) return;
+    if (multiply_few(call, p) || multiply_terms(call, p)) return;
   if (multiply_lines(call, p)) return;
   if constexpr (std::is_same<T, Half>::value)
     if (multiply_by_wgmma(call, p)) return;

@@ -1,4 +1,5 @@
-// Products of float16 by wgmma on sm_90a, where the rows of x and of the result are whole packs of 16 bytes.
+// Products of float16 by wgmma on sm_90a, for weights whose outputs lie close together, where the rows of x and of the
+// result are whole packs of 16 bytes.
 //
 // A block goes through tiles of the result. The first warpgroup fills a ring of stages: it widens codes, and one thread
 // copies x by TMA. Each of the two other warpgroups computes half of a tile's rows. A code is widened once for kRows
@@ -14,21 +15,20 @@ namespace msops::weight_quant_matmul {
 
 #if CUDART_VERSION >= 12000
 
-template <bool kByTerms_, int kM_>
+template <int kM_>
 struct WgmmaShape {
   using T = Half;
-  static constexpr bool kByTerms = kByTerms_, kOnlyWholeRuns = true;
+  static constexpr bool kOnlyWholeRuns = true;
   static constexpr int kConsumers = 2, kM = kM_;  // a consumer has kM times 64 rows
   static constexpr int kRows = 64 * kM * kConsumers, kColumns = 128, kSide = kColumns, kDeep = 64;
   static constexpr int kWideners = 128, kThreads = 128 * (kConsumers + 1), kStages = 4;
   static constexpr int kProducerRegisters = 88, kRegisters = 208;
 
-  // A Stage has the factors of a tile. Rows of the right one are outputs if it is by terms, else they are terms.
+  // A Stage has the factors of a tile. Rows of the right one are terms.
   struct Stage {
     using Element = unsigned char;
     using Left = product::SharedTile<kRows, kDeep>;
-    using Right =
-        std::conditional_t<kByTerms, product::SharedTile<kColumns, kDeep>, product::SharedTile<kDeep, kColumns>>;
+    using Right = product::SharedTile<kDeep, kColumns>;
     static constexpr int kBytes = Left::kBytes + Right::kBytes;
     unsigned address;
 
@@ -40,7 +40,7 @@ struct WgmmaShape {
   static constexpr int kTableBytes = 1024, kBytes = Memory::kBytes + kTableBytes;
 
   // Returns where an element of the right factor is.
-  template <bool>  // is kByTerms
+  template <bool>  // is false
   static __device__ __forceinline__ Half* at(Half* tile, int row, int column) {
     return tile + column / 64 * Stage::Right::kRows * 64 + row * 64 + (column % 64 / 8 ^ row % 8) * 8 + column % 8;
   }
@@ -69,9 +69,9 @@ __device__ __forceinline__ void fill_stages(const Products<Half>& p, const Runs&
                                             const float* table) {
   const BlockTiles<S> tiles{p};
   const int64_t count = tiles.count();
-  Widener<S, S::kByTerms> widener{p.weights, runs, p.weights.table ? table : nullptr, static_cast<int>(threadIdx.x)};
+  Widener<S, false> widener{p.weights, runs, p.weights.table ? table : nullptr, static_cast<int>(threadIdx.x)};
   const auto load = [&](int64_t tile, int64_t k) {
-    if (tile < count) S::kByTerms ? widener.load(tiles.output(tile), k) : widener.load(k, tiles.output(tile));
+    if (tile < count) widener.load(k, tiles.output(tile));
   };
   load(blockIdx.x, 0);
   unsigned copy = 0;
@@ -128,11 +128,7 @@ __device__ __forceinline__ void multiply_stages(const Products<Half>& p, int con
         for (int m = 0; m < S::kM; ++m) {
           const int adds = k > 0 || step > 0;
           const uint64_t a = left.rows(64 * (S::kM * consumer + m)).columns(step);
-          if constexpr (S::kByTerms) {
-            wgmma_k16<0>(sums[m], a, right.columns(step), adds);
-          } else {
-            wgmma_k16<1>(sums[m], a, right.transposed_rows(step), adds);
-          }
+          wgmma_k16<1>(sums[m], a, right.transposed_rows(step), adds);
         }
       wgmma_commit_group();
       wgmma_wait_group<1>();
@@ -184,9 +180,9 @@ __global__ void __launch_bounds__(kHasSm90a ? S::kThreads : 1, 1)
   if constexpr (kHasSm90a) multiply_by_wgmma<S>(p, runs, x);
 }
 
-template <bool kByTerms, int kM>
+template <int kM>
 bool launch_wgmma(Call& call, const Products<Half>& p, const Runs& runs, const TensorMap& x) {
-  using S = WgmmaShape<kByTerms, kM>;
+  using S = WgmmaShape<kM>;
   const auto kernel = wgmma_kernel<S>;
   const int64_t blocks = product::wgmma_blocks<S>(kernel, tiles_of<S>(p));
   if (blocks > 0) launch(call, kernel, blocks, S::kThreads, S::kBytes, p, runs, x);
@@ -194,25 +190,24 @@ bool launch_wgmma(Call& call, const Products<Half>& p, const Runs& runs, const T
 }
 
 // Higher tiles are for results where they are enough for all multiprocessors.
-template <bool kByTerms>
-bool launch_wgmma(Call& call, const Products<Half>& p, const Runs& runs) {
-  using Low = WgmmaShape<kByTerms, 1>;
-  using High = WgmmaShape<kByTerms, 2>;
+inline bool launch_wgmma(Call& call, const Products<Half>& p, const Runs& runs) {
+  using Low = WgmmaShape<1>;
+  using High = WgmmaShape<2>;
   const bool is_high = tiles_of<High>(p) >= Gpu().multiprocessors;
   TensorMap x;
   const TensorMap::Dimension of_x[] = {{p.deep, 1, Low::kDeep}, {p.tokens, p.deep, is_high ? High::kRows : Low::kRows}};
   if (!x.encode(p.x, of_x)) return false;
-  return is_high ? launch_wgmma<kByTerms, 2>(call, p, runs, x) : launch_wgmma<kByTerms, 1>(call, p, runs, x);
+  return is_high ? launch_wgmma<2>(call, p, runs, x) : launch_wgmma<1>(call, p, runs, x);
 }
 
 // Returns false, and launches nothing, if the GPU lacks the instructions, or TMA cannot read x, or codes have no whole
 // runs.
 inline bool multiply_by_wgmma(Call& call, const Products<Half>& p) {
   const Runs runs(p.weights);
-  if (!runs.are_whole || p.deep == 0 || std::max({p.tokens, p.deep, p.outputs}) > INT32_MAX / 2 ||
+  if (p.by_terms || !runs.are_whole || p.deep == 0 || std::max({p.tokens, p.deep, p.outputs}) > INT32_MAX / 2 ||
       !product::has_packs(p.x, p.deep) || !product::has_packs(p.out, p.outputs))
     return false;
-  return p.by_terms ? launch_wgmma<true>(call, p, runs) : launch_wgmma<false>(call, p, runs);
+  return launch_wgmma(call, p, runs);
 }
 
 #else

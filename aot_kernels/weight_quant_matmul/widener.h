@@ -6,6 +6,7 @@
 
 #ifdef __CUDACC__
 
+#include "../common/gpu/divisor.h"
 #include "../common/gpu/f16x2.h"
 
 namespace msops::weight_quant_matmul {
@@ -14,14 +15,17 @@ namespace msops::weight_quant_matmul {
 // one scale, or a scale each. Pairs of float16 may be widened at once if scales are of float16 and zero points whole.
 constexpr int kRun = 16;
 struct Runs {
-  bool are_whole, have_one_scale, have_pairs;
+  bool are_whole, have_one_scale, have_pairs, are_small;  // are_small: the matrix has fewer than 2^31 elements
+  Divisor group;
 
   template <typename T>
   explicit Runs(const Codes<T>& w)
       : are_whole(w.columns % kRun == 0 && w.have_rows_at(2 * w.bits)),
         have_one_scale(!w.groups_rows && (w.groups == 1 || w.group % kRun == 0)),
         have_pairs(std::is_same<T, Half>::value && have_one_scale && !w.table && !w.scale.are_float &&
-                   w.zero.kind != ZeroPoints<T>::kFloating) {
+                   w.zero.kind != ZeroPoints<T>::kFloating),
+        are_small(w.rows * w.columns < INT32_MAX),
+        group(std::min<int64_t>(w.group, INT32_MAX)) {
     are_whole = are_whole && (have_one_scale || w.groups_rows);
   }
 };
@@ -63,7 +67,7 @@ struct Widener {
         words[i][0] = bits.x, words[i][1] = bits.y;
       }
       if (!runs.have_one_scale) continue;
-      const int64_t place = codes.place(r, c);
+      const int64_t place = place_of(r, c);
       scale[i] = codes.scale[place], zero[i] = codes.zero[place];
     }
   }
@@ -94,6 +98,15 @@ struct Widener {
   }
 
  private:
+  // Returns the place of an element's scale. A division of 64 bits takes longer than to widen a run.
+  __device__ __forceinline__ int64_t place_of(int64_t r, int64_t c) const {
+    if (!runs.are_small) return codes.place(r, c);
+    int rest;
+    const int row = static_cast<int>(r), column = static_cast<int>(c);
+    if (codes.groups_rows) return runs.group.divide(row, &rest) * static_cast<int>(codes.columns) + column;
+    return row * static_cast<int>(codes.groups) + runs.group.divide(column, &rest);
+  }
+
   // Returns the number of a run's code, from registers.
   template <int kBits>
   __device__ __forceinline__ float number(int run, int j) const {
@@ -106,7 +119,7 @@ struct Widener {
 
   template <int kBits>
   __device__ __forceinline__ void widen(int run, int64_t r, int64_t c, float (&values)[kRun]) const {
-    const int64_t place = runs.have_one_scale ? 0 : codes.place(r, c);
+    const int64_t place = runs.have_one_scale ? 0 : place_of(r, c);
 #pragma unroll
     for (int j = 0; j < kRun; ++j)
       values[j] = (number<kBits>(run, j) - (runs.have_one_scale ? zero[run] : codes.zero[place + j])) *
