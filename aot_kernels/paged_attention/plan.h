@@ -1,7 +1,7 @@
 // A Plan tells which item, a tile of rows with a part of the keys of a head, a block takes. How many items a sequence
 // has is known on the GPU alone, so a launch before counts them, and blocks take items until there are no more.
 //
-// Rows are the tokens of a sequence for all heads that read the same keys, one head after another.
+// Rows are the tokens of a sequence for all heads that read the same keys, one head after another, or for one head.
 #pragma once
 
 #include "../common/launch.h"
@@ -17,16 +17,17 @@ struct Plan {
   int64_t* first;                 // (batch + 1): the number of the first item of each sequence, and of all items
   int rows;                       // of a tile
   int64_t least_rows, most_rows;  // sequences with so many rows have items
+  int64_t heads, group;           // rows are those of `group` heads, of which there are `heads`
+  unsigned* tickets;              // a counter that starts at 0, or null
 
-  template <typename P>
-  __device__ int64_t tiles(const P& p, const Sequence& s) const {
-    const int64_t count = s.tokens * p.group;
+  __device__ int64_t tiles(const Sequence& s) const {
+    const int64_t count = s.tokens * group;
     return least_rows <= count && count <= most_rows ? parts_of(count, rows) : 0;
   }
   template <typename P>
   __device__ int64_t items(const P& p, int64_t b) const {
     const Sequence s = p.sequence(b);
-    return p.kv_heads * tiles(p, s) * p.parts_of_sequence(s);
+    return heads * tiles(s) * p.parts_of_sequence(s);
   }
 
   // Returns the sequence of an item.
@@ -38,6 +39,24 @@ struct Plan {
     }
     return low;
   }
+  // Does the same; a whole warp calls this.
+  __device__ int find_by_warp(int64_t item, int batch) const {
+    int low = 0, high = batch;
+    while (high - low > 1) {
+      const int each = (high - low + 31) / 32, own = low + static_cast<int>(threadIdx.x) % 32 * each;
+      const unsigned begun = __ballot_sync(~0u, own < high && first[own] <= item);  // always by the first lane
+      low += (__popc(begun) - 1) * each, high = high < low + each ? high : low + each;
+    }
+    return low;
+  }
+};
+
+// Plans are those of the kernels of one call, of which each computes some sequences.
+struct Plans {
+  Plan plan[kMostPlans];
+  int count;
+
+  void add(const Plan& one) { plan[count++] = one; }
 };
 
 // Item says what to compute. Its rows are from `row` on, at most Plan::rows, of `rows` in all. Numbers within a
@@ -53,7 +72,7 @@ struct Item {
     Item item;
     item.b = plan.find(number, p.batch), item.s = p.sequence(item.b);
     const auto rest = static_cast<unsigned>(number - plan.first[item.b]);
-    const auto tiles = static_cast<unsigned>(plan.tiles(p, item.s)), kv_heads = static_cast<unsigned>(p.kv_heads);
+    const auto tiles = static_cast<unsigned>(plan.tiles(item.s)), kv_heads = static_cast<unsigned>(p.kv_heads);
     item.tokens = static_cast<unsigned>(item.s.tokens);
     item.rows = item.tokens * static_cast<unsigned>(p.group);
     const unsigned outer = rest / tiles;
@@ -75,9 +94,14 @@ struct Item {
   __device__ int64_t token_of(int r) const { return (row + r) % tokens; }
 };
 
+// A block makes a plan.
 template <typename P>
-__global__ void __launch_bounds__(kPlanThreads) plan_kernel(const P p, const Plan plan) {
+__global__ void __launch_bounds__(kPlanThreads) plan_kernel(const P p, const Plans plans) {
   __shared__ int64_t sums[kPlanThreads];
+  Plan plan = plans.plan[0];
+#pragma unroll
+  for (int i = 1; i < kMostPlans; ++i)
+    if (blockIdx.x == i) plan = plans.plan[i];
   const int64_t each = parts_of(p.batch, kPlanThreads), begin = least(p.batch, threadIdx.x * each),
                 end = least(p.batch, begin + each);
   int64_t own = 0;
@@ -92,7 +116,14 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const P p, const Pla
   }
   int64_t first = sums[threadIdx.x] - own;
   for (int64_t b = begin; b < end; ++b) plan.first[b] = first, first += plan.items(p, b);
-  if (threadIdx.x == kPlanThreads - 1) plan.first[p.batch] = sums[threadIdx.x];
+  if (threadIdx.x != kPlanThreads - 1) return;
+  plan.first[p.batch] = sums[threadIdx.x];
+  if (plan.tickets) *plan.tickets = 0;
+}
+
+template <typename P>
+void launch_plans(Call& call, const P& p, const Plans& plans) {
+  launch(call, plan_kernel<P>, plans.count, kPlanThreads, 0, p, plans);
 }
 
 constexpr int kMergeThreads = 128;

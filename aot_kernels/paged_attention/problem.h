@@ -15,6 +15,10 @@ using flash_attention::Floats, flash_attention::Span, flash_attention::least, fl
 constexpr int64_t kMostParts = 32, kLeastPart = 512, kPartUnit = 64;  // in keys
 constexpr int64_t kSplitRows = 64;                                    // of queries of the heads that share keys
 constexpr int64_t kMostFeatures = 576;
+constexpr int64_t kMostPlans = 3;  // see plan.h
+
+// Returns how many numbers the plans of a call take, with a counter.
+inline int64_t plan_size(int64_t batch) { return kMostPlans * (batch + 1) + 1; }
 
 // Returns how many keys a part has, of so many keys in all.
 MSOPS_BOTH int64_t keys_of_part(int64_t keys) {
