@@ -67,7 +67,8 @@ bool attend_to_blocks(Call& call, const Stack<Half>& s, const Layer<Half>& layer
     using S = decltype(shape);
     if (!paged::has_mma<S, CachedBlocks>()) return false;
     const paged::Plan all = paged::mma_plan<S>(rows, plan, 1, INT64_MAX);
-    paged::launch_plans(call, rows, {{all}, 1});
+    paged::Plans plans{};
+    plans.add(all), paged::launch_plans(call, rows, plans);
     return paged::launch_mma<S>(call, rows, all), true;
   };
   if (!(are_few ? attend(Few{}) : attend(Many{}))) return false;

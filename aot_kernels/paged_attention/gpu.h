@@ -54,7 +54,8 @@ bool launch_on_tensor_cores(Call& call, const P& p, int64_t* first) {
       using S = MmaShape<576, true, false, true>;
       if (!has_mma<S, P>()) return false;
       const Plan plan = mma_plan<S>(p, first, 1, INT64_MAX);
-      launch_plans(call, p, {{plan}, 1});
+      Plans plans{};
+      plans.add(plan), launch_plans(call, p, plans);
       return launch_mma<S>(call, p, plan), true;
     }
   }

@@ -16,13 +16,14 @@
 namespace msops::paged {
 
 template <typename S, typename P>
-__global__ void __launch_bounds__(S::kThreads) mma_paged(const P p, const Plan plan, const Divisor block_size) {
+__global__ void __launch_bounds__(S::kThreads) mma_paged(const P p, Plan plan, const Divisor block_size) {
   if (!has_instructions_of(80)) return;
   using T = flash::Tile<Half, S::kWidth>;
   using K = typename P::Cached;
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ uint32_t valid_keys[S::kTeams][S::kStages][S::kRounds];
   __shared__ float factors[S::kRows], offsets[S::kRows];
+  __shared__ int64_t own_plan[kFewSequences + 1];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, value_width = static_cast<int>(p.value_width);
   const int team = warp / S::kTeam, part = warp % S::kTeam / S::kShares;  // `part` is which 16 of the rows it has
   const int first_value = warp % S::kShares * S::kValues;
@@ -33,6 +34,11 @@ __global__ void __launch_bounds__(S::kThreads) mma_paged(const P p, const Plan p
   const unsigned q_address = T::left(q_tile, 16 * part);
   const flash::Logits<Half> logits(p);
   const auto sync_team = [] { S::kTeam > 1 ? __syncthreads() : __syncwarp(); };
+  if (plan.first == nullptr) {
+    if (warp == 0) plan.count_few(p, own_plan);
+    plan.first = own_plan;
+    __syncthreads();
+  }
   const int64_t count = plan.first[p.batch];
 
   for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
@@ -123,6 +129,7 @@ __global__ void __launch_bounds__(S::kThreads) mma_paged(const P p, const Plan p
     softmax.finish();
     cp_async_wait_all();
 
+    if (number + gridDim.x >= count) griddepcontrol_launch_dependents();
     if constexpr (S::kTeams == 1)
       store_own_rows<S>(p, item, facts, softmax, out, first_value, logits.factor);
     else
@@ -135,7 +142,7 @@ constexpr int64_t kFewRows = 16;
 // Returns the plan of the sequences with least_rows to most_rows rows.
 template <typename S, typename P>
 Plan mma_plan(const P& p, int64_t* first, int64_t least_rows, int64_t most_rows) {
-  return {first, S::kRows, least_rows, most_rows, p.kv_heads, p.group, nullptr};
+  return {p.batch > kFewSequences ? first : nullptr, S::kRows, least_rows, most_rows, p.kv_heads, p.group, nullptr};
 }
 
 template <typename S, typename P>

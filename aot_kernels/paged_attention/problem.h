@@ -159,13 +159,15 @@ struct Paged {
     return of_part(part) + split_tokens() * heads * value_width + place(s, b, i, head) * 2;
   }
 
+  // Returns how many numbers a part has.
+  MSOPS_BOTH int64_t part_size() const { return split_tokens() * heads * (value_width + 2); }
   // Returns how many numbers `partial` has.
   int64_t partial_size() const {
     return parts > 1 ? std::max<int64_t>(1, size_of({parts, split_tokens(), heads, value_width + 2})) : 1;
   }
 
  private:
-  MSOPS_BOTH C* of_part(int64_t part) const { return partial + part * split_tokens() * heads * (value_width + 2); }
+  MSOPS_BOTH C* of_part(int64_t part) const { return partial + part * part_size(); }
   MSOPS_BOTH int64_t place(const Sequence& s, int64_t b, int64_t i, int64_t head) const {
     const bool by_token = !has_starts || tokens <= batch * most_split;
     return (by_token ? s.first + i : b * most_split + i) * heads + head;

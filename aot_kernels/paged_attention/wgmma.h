@@ -25,7 +25,7 @@ struct PagedTensors {
   Paged<Half, Half> p;
   TensorMap q, k, v;
   Plan plan;
-  Divisor block_size;
+  Divisor block_size{1};
   int box;                         // rows
   flash_attention::MaskBits mask;  // none
 
