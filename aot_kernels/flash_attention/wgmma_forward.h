@@ -1,12 +1,12 @@
 // The forward pass on tensor cores of sm_90a.
 //
-// A block goes through items: tiles of queries of one head. One thread of its first warpgroup, or one warp, plans which
-// items, and copies their tiles by TMA into rings of stages. Each of the other warpgroups owns 64 queries. It begins
-// the products of the next tile of keys and those of the last tile of values, and computes the next tile's softmax
-// while the latter run; and the warpgroups take turns, so that one computes softmax while the tensor cores work for
-// another. This goes on from the last tile of an item to the first one of the next item, so that the tensor cores also
-// work while results are stored. A warpgroup without queries in an item, or whose queries do not see its last tiles,
-// passes their turns on.
+// A block goes through items: tiles of queries of one head. The first warp of its first warpgroup plans which items,
+// and copies their tiles of queries and keys by TMA into rings of stages; the second warp copies values. Each of the
+// other warpgroups owns 64 queries. It begins the products of the next tile of keys and those of the last tile of
+// values, and computes the next tile's softmax while the latter run; and the warpgroups take turns, so that one
+// computes softmax while the tensor cores work for another. This goes on from the last tile of an item to the first one
+// of the next item, so that the tensor cores also work while results are stored. A warpgroup without queries in an
+// item, or whose queries do not see its last tiles, passes their turns on.
 //
 // Tensors tell the kernel which items there are and how to copy their tiles: DenseTensors, or keys in blocks, as
 // paged_attention/wgmma.h has them.
@@ -85,7 +85,7 @@ struct ForwardRings {
   }
   __device__ __forceinline__ void init() const {
     constexpr int kUsers = 4 * S::kConsumers;
-    queries.init(kUsers), keys.init(kUsers), values.init(kUsers), plan.init(kUsers);
+    queries.init(kUsers), keys.init(kUsers), values.init(kUsers), plan.init(kUsers + 1);
     fence_mbarrier_init();
   }
   __device__ __forceinline__ Work* planned(int number) const { return memory[plan.tile(number)]; }
@@ -94,9 +94,8 @@ struct ForwardRings {
   __device__ __forceinline__ uint32_t* lost_keys(int copy) const { return memory[lost.tile(copy)]; }
 };
 
-// DenseTensors are tensors with strides. One thread copies their tiles.
+// DenseTensors are tensors with strides.
 struct DenseTensors {
-  static constexpr int kCopiers = 1;
   Attention<Half> a;
   TensorMap q, k, v;
   Order order;
@@ -105,9 +104,6 @@ struct DenseTensors {
   MaskBits mask;
 
   __device__ __forceinline__ int64_t items() const { return count; }
-  __device__ __forceinline__ int64_t next(int64_t number) const {
-    return tickets ? int64_t{gridDim.x} + atomicAdd(tickets, 1u) : number + gridDim.x;
-  }
   // Returns an item, whose keys begin where a tile may begin.
   template <typename S>
   __device__ __forceinline__ QueryItem find(int64_t number) const {
@@ -116,7 +112,7 @@ struct DenseTensors {
     return item;
   }
 
-  // Tiles copies an item's tiles.
+  // Tiles copies an item's tiles of keys, or of values. A warp calls this.
   template <typename S>
   struct Tiles {
     const DenseTensors& from;
@@ -132,20 +128,25 @@ struct DenseTensors {
           kv_head(item.kv_head),
           row(item.s.first_key + item.begin) {}
     __device__ __forceinline__ void load_keys(int copy, int t) const {
-      rings.keys.load(copy, from.k, row + t * S::kKeys, kv_head, batch);
+      if (threadIdx.x % 32 == 0) rings.keys.load(copy, from.k, row + t * S::kKeys, kv_head, batch);
     }
-    __device__ __forceinline__ void load_values(int copy, int t, int) const {
-      rings.values.load(copy, from.v, row + t * S::kKeys, kv_head, batch);
+    __device__ __forceinline__ void load_values(int copy, int t) const {
+      if (threadIdx.x % 32 == 0) rings.values.load(copy, from.v, row + t * S::kKeys, kv_head, batch);
     }
   };
 };
 
-// Plans the block's items, and copies their tiles. The first kCopiers threads of the block call this.
+// Plans the block's items, and copies their queries and keys. The first warp calls this.
 template <typename S, typename Tensors>
-__device__ __forceinline__ void copy_items(const Tensors& from, const ForwardRings<S>& rings) {
+__device__ __forceinline__ void copy_keys(const Tensors& from, const ForwardRings<S>& rings) {
   const int64_t count = from.items();
   int copies = 0, tiles_of_queries = 0, works = 0;
-  for (int64_t number = blockIdx.x;; number = from.next(number)) {
+  const auto next = [&](int64_t number) {
+    if (!from.tickets) return number + gridDim.x;
+    const unsigned ticket = threadIdx.x == 0 ? atomicAdd(from.tickets, 1u) : 0;
+    return int64_t{gridDim.x} + __shfl_sync(~0u, ticket, 0);
+  };
+  for (int64_t number = blockIdx.x;; number = next(number)) {
     // The plan leaves out items without queries, and ends with one.
     Work w{};
     const bool ends = number >= count;
@@ -160,8 +161,8 @@ __device__ __forceinline__ void copy_items(const Tensors& from, const ForwardRin
       *rings.planned(works) = w;
       mbarrier_arrive(rings.plan.full(works));
     }
-    if (ends) return;
     ++works;
+    if (ends) return;
     if (w.tiles == 0) continue;
     if (threadIdx.x == 0) {
       const int batch = from.a.is_packed() ? 0 : item.b;
@@ -169,11 +170,22 @@ __device__ __forceinline__ void copy_items(const Tensors& from, const ForwardRin
     }
     ++tiles_of_queries;
     typename Tensors::template Tiles<S> tiles(from, rings, item);
-    tiles.load_keys(copies, 0);
-    for (int t = 0; t < w.tiles; ++t, ++copies) {  // keys are used before the values of the tile before
-      if (t + 1 < w.tiles) tiles.load_keys(copies + 1, t + 1);
-      tiles.load_values(copies, t, w.tiles);
-    }
+    for (int t = 0; t < w.tiles; ++t) tiles.load_keys(copies++, t);
+  }
+}
+
+// Copies the values of the planned items. The second warp calls this.
+template <typename S, typename Tensors>
+__device__ __forceinline__ void copy_values(const Tensors& from, const ForwardRings<S>& rings) {
+  int copies = 0;
+  for (int works = 0;; ++works) {
+    rings.plan.wait(works);
+    const Work w = *rings.planned(works);
+    rings.plan.release(works);
+    if (w.item.empty()) return;
+    if (w.tiles == 0) continue;
+    typename Tensors::template Tiles<S> tiles(from, rings, w.item);
+    for (int t = 0; t < w.tiles; ++t) tiles.load_values(copies++, t);
   }
 }
 
@@ -343,7 +355,8 @@ __device__ __forceinline__ void run_wgmma_forward(const Tensors& tensors) {
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<S::kProducerRegisters>();
-    if (threadIdx.x < Tensors::kCopiers) copy_items<S>(tensors, rings);
+    if (threadIdx.x < 32) copy_keys<S>(tensors, rings);
+    if (threadIdx.x / 32 == 1) copy_values<S>(tensors, rings);
   } else {
     setmaxnreg_inc<S::kThreads, S::kProducerRegisters, S::kRegisters>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp

@@ -18,23 +18,18 @@ namespace msops::paged {
 
 constexpr int64_t kFewTokens = 64;
 
-// PagedTensors are the queries and the caches, for wgmma_forward. A warp copies their tiles.
+// PagedTensors are the queries and the caches, for wgmma_forward.
 struct PagedTensors {
-  static constexpr int kCopiers = 32;
   flash_attention::Attention<Half> a;  // of which the strides are those of q, out and lse
   Paged<Half, Half> p;
   TensorMap q, k, v;
   Plan plan;
+  unsigned* tickets;  // how many items were taken
   Divisor block_size{1};
   int box;                         // rows
   flash_attention::MaskBits mask;  // none
 
   __device__ __forceinline__ int64_t items() const { return plan.first[p.batch]; }
-  __device__ __forceinline__ int64_t next(int64_t) const {
-    unsigned ticket = 0;
-    if (threadIdx.x == 0) ticket = atomicAdd(plan.tickets, 1u);
-    return int64_t{gridDim.x} + __shfl_sync(~0u, ticket, 0);
-  }
   template <typename S>
   __device__ __forceinline__ flash_attention::QueryItem find(int64_t number) const {
     const int b = plan.find_by_warp(number, static_cast<int>(p.batch));
@@ -49,8 +44,8 @@ struct PagedTensors {
     return item;
   }
 
-  // Tiles copies an item's tiles: keys of one after another, and values of a tile after its keys and those of the next.
-  // Entries of the block table are loaded one tile before.
+  // Tiles copies an item's tiles of keys, or of values. A warp calls this. Entries of the block table are loaded one
+  // tile before.
   template <typename S>
   struct Tiles {
     static constexpr int kGroups = S::kKeys / 8, kBoxes = S::kWidth / 64;  // 8 rows and 64 columns a lane
@@ -60,8 +55,7 @@ struct PagedTensors {
     const int32_t* const table;
     const int kv_head, end, group, first_key;  // the lane's first key of the first tile
     const bool copies;
-    int block = 0, rest = 0;    // of the next tile's key
-    int row = 0, last_row = 0;  // of the caches, of the last two tiles of keys
+    int block = 0, rest = 0;  // of the next tile's key
     bool is_seen = false;
 
     __device__ __forceinline__ Tiles(const PagedTensors& tensors, const flash_attention::ForwardRings<S>& forward_rings,
@@ -73,7 +67,7 @@ struct PagedTensors {
           end(item.end),
           group(threadIdx.x % kGroups),
           first_key(item.begin + 8 * group),
-          copies(threadIdx.x < kGroups * kBoxes && 8 * group % from.box == 0) {
+          copies(threadIdx.x % 32 < kGroups * kBoxes && 8 * group % from.box == 0) {
       look(0);
     }
     // Looks up the block that has the lane's rows of a tile.
@@ -82,31 +76,29 @@ struct PagedTensors {
       is_seen = j < end;
       if (is_seen) block = table[from.block_size.divide(j, &rest)];
     }
+    __device__ __forceinline__ bool is_there() const { return 0 <= block && block < from.p.blocks; }
     __device__ __forceinline__ void load_keys(int copy, int t) {
-      const bool is_there = is_seen && 0 <= block && block < from.p.blocks;
-      const unsigned lost = __ballot_sync(~0u, is_seen && !is_there && threadIdx.x < kGroups);
-      const int outside = static_cast<int>(from.p.blocks) * from.block_size.value();
-      last_row = row, row = is_there ? block * from.block_size.value() + rest : outside;
+      const unsigned lost = __ballot_sync(~0u, is_seen && !is_there() && threadIdx.x % 32 < kGroups);
       rings.keys.wait_for_room(copy);
-      if (threadIdx.x == 0) *rings.lost_keys(copy) = lost;
-      load(rings.keys, copy, from.k, row);
-      look(t + 1);
+      if (threadIdx.x % 32 == 0) *rings.lost_keys(copy) = lost;
+      load(rings.keys, copy, from.k, t);
     }
-    __device__ __forceinline__ void load_values(int copy, int t, int tiles) const {
+    __device__ __forceinline__ void load_values(int copy, int t) {
       rings.values.wait_for_room(copy);
-      load(rings.values, copy, from.v, t + 1 < tiles ? last_row : row);
+      load(rings.values, copy, from.v, t);
     }
 
    private:
     template <typename Ring>
-    __device__ __forceinline__ void load(const Ring& ring, int copy, const TensorMap& map, int first_row) const {
+    __device__ __forceinline__ void load(const Ring& ring, int copy, const TensorMap& map, int t) {
       const auto tile = ring.tile(copy);
-      if (threadIdx.x == 0) mbarrier_arrive_expect_tx(ring.full(copy), tile.kBytes);
+      if (threadIdx.x % 32 == 0) mbarrier_arrive_expect_tx(ring.full(copy), tile.kBytes);
       __syncwarp();
-      const int number = threadIdx.x / kGroups;
+      const int rows = from.block_size.value(), outside = static_cast<int>(from.p.blocks) * rows;
+      const int row = is_seen && is_there() ? block * rows + rest : outside, number = threadIdx.x % 32 / kGroups;
       if (copies)
-        tma_load_5d(tile.box(number).rows(8 * group).address, ring.full(copy), map, 64 * number, first_row, kv_head, 0,
-                    0);
+        tma_load_5d(tile.box(number).rows(8 * group).address, ring.full(copy), map, 64 * number, row, kv_head, 0, 0);
+      look(t + 1);
     }
   };
 };
@@ -138,9 +130,9 @@ struct Chunks {
         !encode_rows(&t.v, p.v, {0, p.v_width, p.kv_heads * p.v_width}, p.value_width, rows, p.kv_heads, 1, t.box) ||
         !flash_attention::rows_are_aligned(p.out, a.of_out, p.value_width))
       return;
+    t.tickets = reinterpret_cast<unsigned*>(first + p.batch + 1);
     t.p = p, t.block_size = Divisor(p.block_size);
-    t.plan = {
-        first, S::kQueries, kFewTokens + 1, INT64_MAX, p.heads, 1, reinterpret_cast<unsigned*>(first + p.batch + 1)};
+    t.plan = {first, S::kQueries, kFewTokens + 1, INT64_MAX, p.heads, 1, t.tickets};
     blocks = flash_attention::wgmma_blocks<S>(flash_attention::wgmma_forward<S, PagedTensors>, most_items);
   }
 
