@@ -2,6 +2,9 @@
 // problem.h says what is computed.
 //
 //   CPU                                                    cpu.h: tiles of flash_attention/cpu.h
+//   GPU of sm_90a, float16, up to 256 features in whole
+//   packs, blocks of a multiple of 8 rows, no mask, bias
+//   and ALiBi: sequences with more than 64 tokens          wgmma.h
 //   GPU of sm_80 and later, float16, up to 256 features
 //   in whole packs of 16 bytes, also with caches of int8;
 //   up to 576, if values are the first 512 of the keys     mma.h
@@ -11,8 +14,7 @@
 #include "flash_attention/packed.h"
 #include "paged_attention/cpu.h"
 #ifdef __CUDACC__
-#include "paged_attention/mma.h"
-#include "paged_attention/plain.h"
+#include "paged_attention/gpu.h"
 #endif
 
 using namespace msops;
@@ -212,7 +214,7 @@ MSOPS_ENTRY(PagedAttentionForward) {
   const Tensor partial = call.scratch("partial", 1), plan = call.tensor_of("int64", "plan", 1);
   call.require_shape(out, {inputs.q.dim(0), inputs.q.dim(1), inputs.value_width()});
   call.require_shape(lse, {inputs.q.dim(1), inputs.q.dim(0)});
-  call.require_shape(plan, {2 * (inputs.batch() + 1)});
+  call.require_shape(plan, {plan_size(inputs.batch())});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const auto run = [&](auto cached) {
@@ -232,5 +234,5 @@ MSOPS_SCRATCH(PagedAttentionForward) {
   const Inputs inputs(call);
   int64_t partial = 1;
   if (call.ok()) partial = inputs.problem<float, float>().partial_size();
-  return {{partial}, {2 * (inputs.batch() + 1)}};
+  return {{partial}, {plan_size(inputs.batch())}};
 }

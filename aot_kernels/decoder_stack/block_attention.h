@@ -63,9 +63,15 @@ bool attend_to_blocks(Call& call, const Stack<Half>& s, const Layer<Half>& layer
   using Few = paged::MmaShape<kWidth, false, false>;
   using Many = paged::MmaShape<kWidth, true, false>;
   const bool are_few = s.group() * s.length <= paged::kFewRows;
-  if (!(are_few ? paged::launch_mma<Few>(call, rows, plan, 1, paged::kFewRows)
-                : paged::launch_mma<Many>(call, rows, plan, paged::kFewRows + 1, INT64_MAX)))
-    return false;
+  const auto attend = [&](auto shape) {
+    using S = decltype(shape);
+    if (!paged::has_mma<S, CachedBlocks>()) return false;
+    const paged::Plan all = paged::mma_plan<S>(rows, plan, 1, INT64_MAX);
+    paged::Plans plans{};
+    plans.add(all), paged::launch_plans(call, rows, plans);
+    return paged::launch_mma<S>(call, rows, all), true;
+  };
+  if (!(are_few ? attend(Few{}) : attend(Many{}))) return false;
   return finish<kWidth>(call, s, layer, rows, rows.q, o), true;
 }
 

@@ -29,31 +29,41 @@ bool fits_tensor_cores(const Attention<T>& a) {
 
 // Order says which tile of which head an item is. The longest tiles of causal attention come first. Heads go in
 // sections that are small enough for the L2 cache to hold what their blocks read.
-struct Order {
-  int64_t heads, tiles, heads_at_once;
+template <typename N>
+struct OrderOf {
+  N heads, tiles, heads_at_once;
   bool last_first;
 
   struct Place {
     int b, h;
-    int64_t tile;
+    N tile;
   };
 
-  int64_t count() const { return heads * tiles; }
+  N count() const { return heads * tiles; }
 
   // Returns the place of item i, where each of the batch has so many heads.
-  __device__ Place find(int64_t i, int64_t heads_of_batch) const {
-    const int64_t section = i / (heads_at_once * tiles), rest = i - section * heads_at_once * tiles;
-    const int64_t here = least(heads_at_once, heads - section * heads_at_once);
-    const int64_t tile = last_first ? tiles - 1 - rest / here : rest / here;
-    const int64_t head = section * heads_at_once + rest % here;
+  __device__ Place find(N i, N heads_of_batch) const {
+    const N section = i / (heads_at_once * tiles), rest = i - section * heads_at_once * tiles;
+    const N here = heads_of(section);
+    const N tile = last_first ? tiles - 1 - rest / here : rest / here;
+    const N head = section * heads_at_once + rest % here;
     return {static_cast<int>(head / heads_of_batch), static_cast<int>(head % heads_of_batch), tile};
   }
+
+ private:
+  __device__ N heads_of(N section) const {
+    const N others = heads - section * heads_at_once;
+    return others < heads_at_once ? others : heads_at_once;
+  }
 };
+using Order = OrderOf<int64_t>;
 
 // Returns the order of a pass's tiles, of which each head has `tiles`. The heads that run at once read `bytes` each.
-inline Order order_of(int64_t heads, int64_t tiles, double bytes, bool last_first) {
-  constexpr double kCache = 24 << 20;  // about half of an H200's L2 cache
-  return {heads, tiles, least(heads, most(1, static_cast<int64_t>(kCache / (bytes + 1)))), last_first};
+template <typename N, typename Bytes>
+MSOPS_BOTH OrderOf<N> order_of(N heads, N tiles, Bytes bytes, bool last_first) {
+  constexpr Bytes kCache = 24 << 20;  // about half of an H200's L2 cache
+  const N in_cache = static_cast<N>(kCache / (bytes + 1)), at_once = in_cache < 1 ? 1 : in_cache;
+  return {heads, tiles, heads < at_once ? heads : at_once, last_first};
 }
 
 // SplitOrder is the order of items that share the keys of a head, so that blocks that read the same keys are
@@ -94,7 +104,12 @@ struct QueryItem {
 
   template <typename A>
   static __device__ __forceinline__ QueryItem of(const A& a, int b, int h, int64_t i0, int tile) {
-    QueryItem item{a.sequence(b), b, h, h / static_cast<int>(a.group()), static_cast<int>(i0), 0, 0, 0};
+    return of(a, a.sequence(b), b, h, h / static_cast<int>(a.group()), i0, tile);
+  }
+  template <typename A>
+  static __device__ __forceinline__ QueryItem of(const A& a, const Sequence& s, int b, int h, int kv_head, int64_t i0,
+                                                 int tile) {
+    QueryItem item{s, b, h, kv_head, static_cast<int>(i0), 0, 0, 0};
     item.i1 = static_cast<int>(least(item.i0 + tile, item.s.queries));
     const Span keys = whole_fours<A>(a.keys_of(item.s, {item.i0, item.i1}));
     item.begin = static_cast<int>(keys.begin), item.end = static_cast<int>(most(keys.begin, keys.end));

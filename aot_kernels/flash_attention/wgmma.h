@@ -33,7 +33,8 @@ bool launch_wgmma_forward(Call& call, const Attention<Half>& a, uint32_t* words)
   using S = WgmmaShape<kWidth, kHasMask>;
   const Order order = order_of(a.batch * a.heads, parts_of(a.queries, S::kQueries),
                                2. * a.keys * (a.width + a.value_width) / a.group(), a.right >= 0);
-  const int64_t blocks = wgmma_blocks<S>(wgmma_forward<S>, order.count());
+  const auto kernel = wgmma_forward<S, DenseTensors>;
+  const int64_t blocks = wgmma_blocks<S>(kernel, order.count());
   TensorMaps maps;
   if (blocks == 0 || !maps.encode(a, nullptr, S::kQueries, S::kKeys)) return false;
   // Blocks that are done take the next item, if items differ.
@@ -45,8 +46,8 @@ bool launch_wgmma_forward(Call& call, const Attention<Half>& a, uint32_t* words)
   }
   const MaskBits mask = MaskBits::of(a, false, words);
   if (kHasMask) launch_pack_mask(call, a, mask, false);
-  launch(call, wgmma_forward<S>, blocks, S::kThreads, S::kBytes, a, maps.q, maps.k, maps.v, order, order.count(),
-         tickets, mask);
+  const DenseTensors tensors{a, maps.q, maps.k, maps.v, order, order.count(), tickets, mask};
+  launch(call, kernel, blocks, S::kThreads, S::kBytes, tensors);
   return true;
 }
 

@@ -1,12 +1,15 @@
 // The forward pass on tensor cores of sm_90a.
 //
-// A block goes through items: tiles of queries of one head. One thread of its first warpgroup plans which items, and
-// copies their tiles by TMA into rings of stages. Each of the other warpgroups owns 64 queries. It begins the products
-// of the next tile of keys and those of the last tile of values, and computes the next tile's softmax while the latter
-// run; and the warpgroups take turns, so that one computes softmax while the tensor cores work for another. This goes
-// on from the last tile of an item to the first one of the next item, so that the tensor cores also work while results
-// are stored. A warpgroup without queries in an item, or whose queries do not see its last tiles, passes their turns
-// on.
+// A block goes through items: tiles of queries of one head. The first warp of its first warpgroup plans which items,
+// and copies their tiles of queries and keys by TMA into rings of stages; the second warp copies values. Each of the
+// other warpgroups owns 64 queries. It begins the products of the next tile of keys and those of the last tile of
+// values, and computes the next tile's softmax while the latter run; and the warpgroups take turns, so that one
+// computes softmax while the tensor cores work for another. This goes on from the last tile of an item to the first one
+// of the next item, so that the tensor cores also work while results are stored. A warpgroup without queries in an
+// item, or whose queries do not see its last tiles, passes their turns on.
+//
+// Tensors tell the kernel which items there are and how to copy their tiles: DenseTensors, or keys in blocks, as
+// paged_attention/wgmma.h has them.
 #pragma once
 
 #include "mask_bits.h"
@@ -23,10 +26,10 @@ struct Work {
   int tiles;
 };
 
-template <int kWidth_, bool kHasMask_>
+template <int kWidth_, bool kHasMask_, bool kInBlocks_ = false>
 struct WgmmaShape {
   static constexpr int kWidth = kWidth_;
-  static constexpr bool kHasMask = kHasMask_;
+  static constexpr bool kHasMask = kHasMask_, kInBlocks = kInBlocks_;  // keys may lie in blocks
   static constexpr int kConsumers = kWidth <= 64 ? 3 : 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kQueries = 64 * kConsumers, kKeys = kWidth <= 128 ? 128 : 64;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kRegisters = kConsumers == 2 ? 232 : 160;
@@ -35,7 +38,8 @@ struct WgmmaShape {
   using Queries = Ring<kWidth <= 128 ? 2 : 1, SharedTile<kQueries, kWidth>>;
   using Keys = Ring<kStages, SharedTile<kKeys, kWidth>>;
   using Plan = Ring<2, SharedArray<Work, 1>>;  // the planned item, and the one that is not finished
-  using Memory = SharedMemory<Queries, Keys, Keys, Plan>;
+  using Lost = Stages<kInBlocks ? kStages : 0, SharedArray<uint32_t, 1>>;  // see ForwardRings::lost_keys
+  using Memory = SharedMemory<Queries, Keys, Keys, Plan, Lost>;
   static constexpr int kBytes = Memory::kBytes;
 };
 
@@ -74,49 +78,114 @@ struct ForwardRings {
   typename S::Queries queries;
   typename S::Keys keys, values;
   typename S::Plan plan;
+  typename S::Lost lost;
 
   __device__ __forceinline__ explicit ForwardRings(unsigned char* shared) : memory{shared} {
-    memory.take(queries), memory.take(keys), memory.take(values), memory.take(plan);
+    memory.take(queries), memory.take(keys), memory.take(values), memory.take(plan), memory.take(lost);
   }
   __device__ __forceinline__ void init() const {
     constexpr int kUsers = 4 * S::kConsumers;
-    queries.init(kUsers), keys.init(kUsers), values.init(kUsers), plan.init(kUsers);
+    queries.init(kUsers), keys.init(kUsers), values.init(kUsers), plan.init(kUsers + 1);
     fence_mbarrier_init();
   }
   __device__ __forceinline__ Work* planned(int number) const { return memory[plan.tile(number)]; }
+  // Returns where it stands which keys of a tile, of those that queries could see, are in no block: bit n says that
+  // keys 8 n to 8 n + 7 are not. It belongs to the stage of keys.
+  __device__ __forceinline__ uint32_t* lost_keys(int copy) const { return memory[lost.tile(copy)]; }
 };
 
-// Plans the block's items, and copies their tiles. One thread calls this.
-template <typename S>
-__device__ __forceinline__ void copy_items(const Attention<Half>& a, const TensorMap& q_map, const TensorMap& k_map,
-                                           const TensorMap& v_map, const Order& order, int64_t count, unsigned* tickets,
-                                           const ForwardRings<S>& rings) {
+// DenseTensors are tensors with strides.
+struct DenseTensors {
+  Attention<Half> a;
+  TensorMap q, k, v;
+  Order order;
+  int64_t count;      // of items
+  unsigned* tickets;  // how many items were taken, or null: then each block takes its share
+  MaskBits mask;
+
+  __device__ __forceinline__ int64_t items() const { return count; }
+  // Returns an item, whose keys begin where a tile may begin.
+  template <typename S>
+  __device__ __forceinline__ QueryItem find(int64_t number) const {
+    QueryItem item = QueryItem::find(a, order, number, S::kQueries);
+    if constexpr (S::kHasMask) item.begin -= item.begin % S::kKeys;  // as the words of the mask
+    return item;
+  }
+
+  // Tiles copies an item's tiles of keys, or of values. A warp calls this.
+  template <typename S>
+  struct Tiles {
+    const DenseTensors& from;
+    const ForwardRings<S>& rings;
+    int batch, kv_head;
+    int64_t row;
+
+    __device__ __forceinline__ Tiles(const DenseTensors& tensors, const ForwardRings<S>& forward_rings,
+                                     const QueryItem& item)
+        : from(tensors),
+          rings(forward_rings),
+          batch(from.a.is_packed() ? 0 : item.b),
+          kv_head(item.kv_head),
+          row(item.s.first_key + item.begin) {}
+    __device__ __forceinline__ void load_keys(int copy, int t) const {
+      if (threadIdx.x % 32 == 0) rings.keys.load(copy, from.k, row + t * S::kKeys, kv_head, batch);
+    }
+    __device__ __forceinline__ void load_values(int copy, int t) const {
+      if (threadIdx.x % 32 == 0) rings.values.load(copy, from.v, row + t * S::kKeys, kv_head, batch);
+    }
+  };
+};
+
+// Plans the block's items, and copies their queries and keys. The first warp calls this.
+template <typename S, typename Tensors>
+__device__ __forceinline__ void copy_keys(const Tensors& from, const ForwardRings<S>& rings) {
+  const int64_t count = from.items();
   int copies = 0, tiles_of_queries = 0, works = 0;
-  for (int64_t number = blockIdx.x;;
-       number = tickets ? int64_t{gridDim.x} + atomicAdd(tickets, 1u) : number + gridDim.x) {
+  const auto next = [&](int64_t number) {
+    if (!from.tickets) return number + gridDim.x;
+    const unsigned ticket = threadIdx.x == 0 ? atomicAdd(from.tickets, 1u) : 0;
+    return int64_t{gridDim.x} + __shfl_sync(~0u, ticket, 0);
+  };
+  for (int64_t number = blockIdx.x;; number = next(number)) {
     // The plan leaves out items without queries, and ends with one.
     Work w{};
     const bool ends = number >= count;
     if (!ends) {
-      w.item = QueryItem::find(a, order, number, S::kQueries);
-      if constexpr (S::kHasMask) w.item.begin -= w.item.begin % S::kKeys;  // as the words of the mask
+      w.item = from.template find<S>(number);
       w.tiles = (w.item.end - w.item.begin + S::kKeys - 1) / S::kKeys;
       if (w.item.empty()) continue;
     }
-    rings.plan.wait_for_room(works);
-    *rings.planned(works) = w;
-    mbarrier_arrive(rings.plan.full(works++));
+    const QueryItem& item = w.item;
+    if (threadIdx.x == 0) {
+      rings.plan.wait_for_room(works);
+      *rings.planned(works) = w;
+      mbarrier_arrive(rings.plan.full(works));
+    }
+    ++works;
     if (ends) return;
     if (w.tiles == 0) continue;
-    const QueryItem& item = w.item;
-    const int batch = a.is_packed() ? 0 : item.b, kv_head = item.kv_head;
-    const int64_t row = item.s.first_key + item.begin;
-    rings.queries.load(tiles_of_queries++, q_map, item.s.first_query + item.i0, item.h, batch);
-    rings.keys.load(copies, k_map, row, kv_head, batch);
-    for (int t = 0; t < w.tiles; ++t, ++copies) {  // keys are used before the values of the tile before
-      if (t + 1 < w.tiles) rings.keys.load(copies + 1, k_map, row + (t + 1) * S::kKeys, kv_head, batch);
-      rings.values.load(copies, v_map, row + t * S::kKeys, kv_head, batch);
+    if (threadIdx.x == 0) {
+      const int batch = from.a.is_packed() ? 0 : item.b;
+      rings.queries.load(tiles_of_queries, from.q, item.s.first_query + item.i0, item.h, batch);
     }
+    ++tiles_of_queries;
+    typename Tensors::template Tiles<S> tiles(from, rings, item);
+    for (int t = 0; t < w.tiles; ++t) tiles.load_keys(copies++, t);
+  }
+}
+
+// Copies the values of the planned items. The second warp calls this.
+template <typename S, typename Tensors>
+__device__ __forceinline__ void copy_values(const Tensors& from, const ForwardRings<S>& rings) {
+  int copies = 0;
+  for (int works = 0;; ++works) {
+    rings.plan.wait(works);
+    const Work w = *rings.planned(works);
+    rings.plan.release(works);
+    if (w.item.empty()) return;
+    if (w.tiles == 0) continue;
+    typename Tensors::template Tiles<S> tiles(from, rings, w.item);
+    for (int t = 0; t < w.tiles; ++t) tiles.load_values(copies++, t);
   }
 }
 
@@ -146,9 +215,21 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
   // Each begins a group of products: x = q k^T, and out += p v.
   const auto multiply_keys = [&](int copy) { begin_product(x[0], own_queries, keys.tile(copy)); };
   const auto multiply_values = [&](int copy, bool adds) { begin_product(out[0], p[0], values.tile(copy), adds); };
-  const auto take = [&](const SeenWith<Half, false>& seen, const Hidden& hidden, int i0, int i1, int j0) {
+  // Returns which keys of a tile are lost (see ForwardRings), before the tile is released.
+  const auto lost_keys = [&](int copy) {
+    if constexpr (S::kInBlocks) return *rings.lost_keys(copy);
+    return 0u;
+  };
+  const auto take = [&](const SeenWith<Half, false>& seen, const Hidden& hidden, uint32_t lost, int i0, int i1,
+                        int j0) {
     logits.apply(x);
     if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
+    // Queries of another sequence do not change when maxima grow, and so no bit of this one's results.
+    if (S::kInBlocks && (lost != 0 || i1 < i0 + 16))
+      unrolled<S::kKeys / 8, 4>([&](int n, int i) {
+        const bool is_outside = i0 + 8 * (i / 2) + static_cast<int>(threadIdx.x) % 32 / 4 >= i1;
+        x[0][n][i] = is_outside || lost >> n & 1 ? -INFINITY : x[0][n][i];
+      });
     hidden.hide(x, -INFINITY);
     return softmax.template advance<false>(x, shrink, logits.factor * kLog2E<float>);
   };
@@ -211,6 +292,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
     // ptxas does not see that the number is the same in a warp.
     own_queries = queries.tile(__shfl_sync(~0u, tiles_of_queries, 0)).rows(64 * consumer);
     keys.wait(copies);
+    const uint32_t first_lost = lost_keys(copies);
     if (ends) wait_for_last_values();
     bar_sync(turn, 256);
     multiply_keys(copies);
@@ -229,7 +311,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
     keys.release(copies);
     if (tiles_of_next == 1) queries.release(tiles_of_queries);
     softmax = OnlineSoftmax<1>();
-    take(seen, first_hidden, i0, i1, begin);
+    take(seen, first_hidden, first_lost, i0, i1, begin);
     if (S::kWaitsLate) values.wait(copies, softmax.zero());
     wgmma_wait_group<0>();
     wgmma_fence_operand(out[0]);
@@ -241,6 +323,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
       ++copies;
       const Hidden hidden(mask, words, (begin + t * S::kKeys) / 64);
       keys.wait(copies);
+      const uint32_t lost = lost_keys(copies);
       if (!S::kWaitsLate) values.wait(copies - 1);
       bar_sync(turn, 256);
       multiply_keys(copies);
@@ -250,7 +333,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
       wgmma_fence_operand(x[0]);
       keys.release(copies);
       if (t + 1 == tiles_of_item) queries.release(tiles_of_queries);
-      const bool grows = take(seen, hidden, i0, i1, begin + t * S::kKeys);
+      const bool grows = take(seen, hidden, lost, i0, i1, begin + t * S::kKeys);
       if (S::kWaitsLate) values.wait(copies, softmax.zero());
       wgmma_wait_group<0>();
       wgmma_fence_operand(out[0]);
@@ -264,32 +347,28 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
   if (consumer == 0) bar_sync(turn, 256);  // takes the last arrival
 }
 
-template <typename S>
-__device__ __forceinline__ void run_wgmma_forward(const Attention<Half>& a, const TensorMap& q_map,
-                                                  const TensorMap& k_map, const TensorMap& v_map, const Order& order,
-                                                  int64_t count, unsigned* tickets, const MaskBits& mask) {
+template <typename S, typename Tensors>
+__device__ __forceinline__ void run_wgmma_forward(const Tensors& tensors) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const ForwardRings<S> rings(shared);
   if (threadIdx.x == 0) rings.init();
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<S::kProducerRegisters>();
-    if (threadIdx.x == 0) copy_items<S>(a, q_map, k_map, v_map, order, count, tickets, rings);
+    if (threadIdx.x < 32) copy_keys<S>(tensors, rings);
+    if (threadIdx.x / 32 == 1) copy_values<S>(tensors, rings);
   } else {
     setmaxnreg_inc<S::kThreads, S::kProducerRegisters, S::kRegisters>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp
-    compute_items<S>(a, mask, consumer, rings);
+    compute_items<S>(tensors.a, tensors.mask, consumer, rings);
   }
 }
 
 // Where the instructions are missing, the kernel has no code, and is compiled for one thread only.
-template <typename S>
+template <typename S, typename Tensors>
 __global__ void __launch_bounds__(kHasSm90a ? S::kThreads : 1, 1)
-    wgmma_forward(const __grid_constant__ Attention<Half> a, const __grid_constant__ TensorMap q_map,
-                  const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
-                  const __grid_constant__ Order order, int64_t count, unsigned* tickets,
-                  const __grid_constant__ MaskBits mask) {
-  if constexpr (kHasSm90a) run_wgmma_forward<S>(a, q_map, k_map, v_map, order, count, tickets, mask);
+    wgmma_forward(const __grid_constant__ Tensors tensors) {
+  if constexpr (kHasSm90a) run_wgmma_forward<S>(tensors);
 }
 
 }  // namespace msops::flash_attention

@@ -16,13 +16,14 @@
 namespace msops::paged {
 
 template <typename S, typename P>
-__global__ void __launch_bounds__(S::kThreads) mma_paged(const P p, const Plan plan, const Divisor block_size) {
+__global__ void __launch_bounds__(S::kThreads) mma_paged(const P p, Plan plan, const Divisor block_size) {
   if (!has_instructions_of(80)) return;
   using T = flash::Tile<Half, S::kWidth>;
   using K = typename P::Cached;
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ uint32_t valid_keys[S::kTeams][S::kStages][S::kRounds];
   __shared__ float factors[S::kRows], offsets[S::kRows];
+  __shared__ int64_t own_plan[kFewSequences + 1];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, value_width = static_cast<int>(p.value_width);
   const int team = warp / S::kTeam, part = warp % S::kTeam / S::kShares;  // `part` is which 16 of the rows it has
   const int first_value = warp % S::kShares * S::kValues;
@@ -33,6 +34,11 @@ __global__ void __launch_bounds__(S::kThreads) mma_paged(const P p, const Plan p
   const unsigned q_address = T::left(q_tile, 16 * part);
   const flash::Logits<Half> logits(p);
   const auto sync_team = [] { S::kTeam > 1 ? __syncthreads() : __syncwarp(); };
+  if (plan.first == nullptr) {
+    if (warp == 0) plan.count_few(p, own_plan);
+    plan.first = own_plan;
+    __syncthreads();
+  }
   const int64_t count = plan.first[p.batch];
 
   for (int64_t number = blockIdx.x; number < count; number += gridDim.x) {
@@ -123,6 +129,7 @@ __global__ void __launch_bounds__(S::kThreads) mma_paged(const P p, const Plan p
     softmax.finish();
     cp_async_wait_all();
 
+    if (number + gridDim.x >= count) griddepcontrol_launch_dependents();
     if constexpr (S::kTeams == 1)
       store_own_rows<S>(p, item, facts, softmax, out, first_value, logits.factor);
     else
@@ -132,18 +139,25 @@ __global__ void __launch_bounds__(S::kThreads) mma_paged(const P p, const Plan p
 
 constexpr int64_t kFewRows = 16;
 
-// Computes what sequences with least_rows to most_rows rows have.
+// Returns the plan of the sequences with least_rows to most_rows rows.
 template <typename S, typename P>
-bool launch_mma(Call& call, const P& p, int64_t* first, int64_t least_rows, int64_t most_rows) {
+Plan mma_plan(const P& p, int64_t* first, int64_t least_rows, int64_t most_rows) {
+  return {p.batch > kFewSequences ? first : nullptr, S::kRows, least_rows, most_rows, p.kv_heads, p.group, nullptr};
+}
+
+template <typename S, typename P>
+bool has_mma() {
+  return is_compiled_for(80, mma_paged<S, P>) && Gpu().dynamic_bytes() >= S::kBytes;
+}
+
+// Computes what is planned.
+template <typename S, typename P>
+void launch_mma(Call& call, const P& p, const Plan& plan) {
   [[maybe_unused]] static FactOfGpu<> fact;
   const auto kernel = mma_paged<S, P>;
-  if (!is_compiled_for(80, kernel) || Gpu().dynamic_bytes() < S::kBytes) return false;
-  const Plan plan{first, S::kRows, least_rows, most_rows};
-  launch(call, plan_kernel<P>, 1, kPlanThreads, 0, p, plan);
   const int64_t at_once = fact.get([&] { return blocks_at_once(Gpu(), kernel, S::kThreads, S::kBytes); });
   const int64_t items = (parts_of(p.tokens * p.group, S::kRows) + p.batch) * p.kv_heads * p.parts;
   launch(call, kernel, least(most(1, at_once), items), S::kThreads, S::kBytes, p, plan, Divisor(p.block_size));
-  return true;
 }
 
 // Returns whether rows are whole packs, and numbers within the kernels have 32 bits.
@@ -155,30 +169,6 @@ bool fits_tensor_cores(const P& p) {
          p.v_width % kPacks == 0 && is_aligned<kPacks>(p.k) && is_aligned<kPacks>(p.v) && is_aligned<8>(p.q) &&
          size_of({p.columns, p.block_size}) <= kMost && size_of({p.kv_heads, most(p.width, p.v_width)}) <= kMost &&
          size_of({p.blocks, p.block_size}) <= INT32_MAX && size_of({p.tokens, p.group}) <= kMost;
-}
-
-// Computes out and lse, or what parts of keys have summed, or returns false and does nothing. `first` is scratch of two
-// plans. Which kernel computes a sequence depends on its number of tokens alone.
-template <typename P>
-bool launch_on_tensor_cores(Call& call, const P& p, int64_t* first) {
-  const int64_t width = most(p.width, p.value_width);
-  const bool is_latent = !P::kHasCodes && width > 256 && p.v == p.k && p.value_width <= 512;
-  if ((width > 256 && !is_latent) || !fits_tensor_cores(p)) return false;
-  const auto with_width = [&](auto constant) {
-    constexpr int kWidth = decltype(constant)::value;
-    using Few = MmaShape<kWidth, false, P::kHasCodes>;
-    using Many = MmaShape<kWidth, true, P::kHasCodes>;
-    const bool has_few = p.group <= kFewRows, has_many = p.has_starts || !has_few;
-    if (Gpu().dynamic_bytes() < std::max(Few::kBytes, Many::kBytes)) return false;
-    if (has_few && !launch_mma<Few>(call, p, first, 1, kFewRows)) return false;
-    return !has_many || launch_mma<Many>(call, p, first + p.batch + 1, has_few ? kFewRows + 1 : 1, INT64_MAX);
-  };
-  if constexpr (!P::kHasCodes) {
-    if (is_latent) return launch_mma<MmaShape<576, true, false, true>>(call, p, first, 1, INT64_MAX);
-  }
-  if (width <= 64) return with_width(Constant<64>{});
-  if (width <= 128) return with_width(Constant<128>{});
-  return with_width(Constant<256>{});
 }
 
 }  // namespace msops::paged

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../common/gpu/divisor.h"
+#include "../common/gpu/f16x2.h"
 #include "../flash_attention/mma_decode.h"
 #include "plan.h"
 
@@ -146,7 +147,7 @@ struct KeyRows {
   }
 };
 
-// Turns a tile of codes into float16. With 2^23 and 128 added, a code's bits are those of the last byte of a float.
+// Turns a tile of codes into float16. With 1024 and 128 added, a code's bits are the low byte of a float16.
 template <typename S>
 __device__ __forceinline__ void convert(Half* to, const int8_t* codes, int thread) {
   constexpr int kPacks = S::kWidth / 16, kThreads = 32 * S::kTeam;
@@ -158,12 +159,10 @@ __device__ __forceinline__ void convert(Half* to, const int8_t* codes, int threa
     Pack<uint32_t, 4> halves[2];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
+      constexpr uint32_t k1024 = 0x64646464, k1152 = 0x64806480;  // the high bytes of 1024, and 1152
       const uint32_t word = words[w] ^ 0x80808080;
-      float numbers[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) numbers[k] = __uint_as_float(0x4b000000 | (word >> 8 * k & 0xff)) - 8388736.0f;
-      halves[w / 2].values[w % 2 * 2] = flash::pair_of(numbers[0], numbers[1]);
-      halves[w / 2].values[w % 2 * 2 + 1] = flash::pair_of(numbers[2], numbers[3]);
+      halves[w / 2].values[w % 2 * 2] = sub_f16x2(prmt<0x4140>(word, k1024), k1152);
+      halves[w / 2].values[w % 2 * 2 + 1] = sub_f16x2(prmt<0x4342>(word, k1024), k1152);
     }
     using T = flash::Tile<Half, S::kWidth>;
     store(reinterpret_cast<uint32_t*>(T::at(to, key, column)), halves[0]);

@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(kThreads) plain_paged(const P p, const Plan pl
 template <typename P>
 void launch_paged(Call& call, const P& p, int64_t* first, int64_t least_rows) {
   using K = typename P::Cached;
-  const Plan plan{first, kRows, least_rows, INT64_MAX};
-  launch(call, plan_kernel<P>, 1, kPlanThreads, 0, p, plan);
+  const Plan plan{first, kRows, least_rows, INT64_MAX, p.kv_heads, p.group, nullptr};
+  launch_plans(call, p, {{plan}, 1});
   const auto kernel = p.value_width <= 2 * kThreads ? plain_paged<P, 2> : plain_paged<P, 5>;
   static_assert(kMostFeatures <= 5 * kThreads, "a thread has at most 5 columns");
   const bool in_packs = p.width % kPackWidth<K> == 0 && is_aligned<kPackWidth<K>>(p.k);

@@ -15,6 +15,10 @@ using flash_attention::Floats, flash_attention::Span, flash_attention::least, fl
 constexpr int64_t kMostParts = 32, kLeastPart = 512, kPartUnit = 64;  // in keys
 constexpr int64_t kSplitRows = 64;                                    // of queries of the heads that share keys
 constexpr int64_t kMostFeatures = 576;
+constexpr int64_t kMostPlans = 3;  // see plan.h
+
+// Returns how many numbers the plans of a call take, with a counter.
+inline int64_t plan_size(int64_t batch) { return kMostPlans * (batch + 1) + 1; }
 
 // Returns how many keys a part has, of so many keys in all.
 MSOPS_BOTH int64_t keys_of_part(int64_t keys) {
@@ -155,13 +159,15 @@ struct Paged {
     return of_part(part) + split_tokens() * heads * value_width + place(s, b, i, head) * 2;
   }
 
+  // Returns how many numbers a part has.
+  MSOPS_BOTH int64_t part_size() const { return split_tokens() * heads * (value_width + 2); }
   // Returns how many numbers `partial` has.
   int64_t partial_size() const {
     return parts > 1 ? std::max<int64_t>(1, size_of({parts, split_tokens(), heads, value_width + 2})) : 1;
   }
 
  private:
-  MSOPS_BOTH C* of_part(int64_t part) const { return partial + part * split_tokens() * heads * (value_width + 2); }
+  MSOPS_BOTH C* of_part(int64_t part) const { return partial + part * part_size(); }
   MSOPS_BOTH int64_t place(const Sequence& s, int64_t b, int64_t i, int64_t head) const {
     const bool by_token = !has_starts || tokens <= batch * most_split;
     return (by_token ? s.first + i : b * most_split + i) * heads + head;

@@ -42,6 +42,8 @@ class TestPagedAttention(Card):
         "latent heads": case((40, 700), 80, 1, 576, 16, 60, new=(1, 3), value_size=512),
         "latent, a tail": case((90,), 20, 1, 296, 16, 8, new=(2,), value_size=264, slopes=(20,)),
         "a long chunk": case((330,), 4, 1, 128, 16, 30, new=(150,)),
+        "long chunks": case((200, 90, 30), 4, 2, 64, 24, 20, new=(70, 66, 80), window=(90, -1), softcap=3.0),
+        "long chunks, wide": case((170, 20), 2, 2, 256, 64, 9, new=(130, 3), value_width=200, causal=False),
         "128 features": case((300, 77), 8, 2, 128, 64, 8, new=(2, 77), value_width=64),
         "200 features": case((50, 20), 4, 2, 200, 16, window=(30, -1)),
         "long sequences": case((9000,), 2, 1, 8, 64, 160),
@@ -280,30 +282,32 @@ def results_on(device, operator, inputs):
     return [device.numpy(x) for x in outputs[:2]]
 
 
-def check_numbers_outside(device, dtype):
+def check_numbers_outside(device, dtype, scale=1):
     """Requires that keys of a block that does not exist are not seen, lengths are cut, and tokens outside get 0."""
-    shapes, settings = case((9, 12, 7), new=(3, 12, 2), width=16, columns=3)
+    long, new = np.int32([9, 12, 7]) * scale, np.int32([3, 12, 2]) * scale
+    shapes, settings = case(long, new=new, width=16, block_size=4 * scale, columns=3)
     inputs = CARD.inputs(shapes, dtype, **settings)
     inputs[1:3] = map(np.nan_to_num, inputs[1:3])
     q, keys, values, tables, _, starts = inputs
-    wrong = [q, keys, values, tables.copy(), np.int32([9, 2**31 - 1, -5]), np.int32([0, 3, 15, 15])]
-    wrong[3][0, 1] = 12  # keys 4 to 7 of the first sequence
-    hide = np.zeros((17, 1, 12), bool)
-    hide[:3, :, 4:8] = True
-    right = [q, keys, values, tables, np.int32([9, 12, 0]), starts, hide]
+    wrong = [q, keys, values, tables.copy(), np.int32([9 * scale, 2**31 - 1, -5]), np.int32([0, 3, 15, 15]) * scale]
+    wrong[3][:2, 1] = 12, -1  # the second third of the keys of two sequences
+    hide = np.zeros((17 * scale, 1, 12 * scale), bool)
+    hide[: 15 * scale, :, 4 * scale : 8 * scale] = True
+    right = [q, keys, values, tables, np.int32([9, 12, 0]) * scale, starts, hide]
     [want] = results_of(CARD.operators(optional=("value_cache", "cu_seqlens_q", "mask"))[0], *right)[:1]
     out, lse = results_on(device, CARD.operators(optional=("value_cache", "cu_seqlens_q"))[0], wrong)
-    want[15:] = 0
+    want[15 * scale :] = 0
     near = {"float16": 2e-3, "float32": 5e-6, "float64": 1e-13}[dtype]
     np.testing.assert_allclose(out, want, near, near)
-    assert np.isneginf(lse[:, 15:]).all()
+    assert np.isneginf(lse[:, 15 * scale :]).all()
 
 
 def check_sequences_alone(device, dtype, codes):
     """Requires that a sequence's bits do not depend on the others: neither on how many there are, nor on lengths."""
-    lengths, new = (1300, 40, 700, 3, 513, 0, 90), (1, 17, 1, 3, 5, 2, 90)
-    shapes, settings = case(lengths, 8, 2, 64, 16, 180, new=new, codes=codes)
+    lengths, new = (1300, 40, 700, 3, 513, 0, 330, 90), (1, 17, 1, 3, 5, 2, 70, 90)
+    shapes, settings = case(lengths, 8, 2, 64, 16, 200, new=new, codes=codes)
     operator, inputs = CARD.operators(shapes, **settings)[0], CARD.inputs(shapes, dtype, **settings)
+    inputs[0] *= 16  # so that the greatest logits of rows of a tile lie far apart
     out, lse = results_on(device, operator, inputs)
     q, keys, values, tables, _, starts, *scales = inputs
     for b in range(len(lengths)):
@@ -337,9 +341,10 @@ def test_emulated_blind_tokens(name, dtype):
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("scale", [1, 8])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_emulated_numbers_outside(dtype):
-    check_numbers_outside(Emulator(), dtype)
+def test_emulated_numbers_outside(dtype, scale):
+    check_numbers_outside(Emulator(), dtype, scale)
 
 
 @pytest.mark.wide
@@ -355,9 +360,10 @@ def test_gpu_blind_tokens(gpu, name, dtype):
         compare_with_cpu(gpu, each, dtype, shift=0)
 
 
+@pytest.mark.parametrize("scale", [1, 8])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gpu_numbers_outside(gpu, dtype):
-    check_numbers_outside(gpu, dtype)
+def test_gpu_numbers_outside(gpu, dtype, scale):
+    check_numbers_outside(gpu, dtype, scale)
 
 
 @pytest.mark.parametrize(("dtype", "codes"), KINDS)
