@@ -20,12 +20,12 @@ class alignas(64) TensorMap {
     int box;
   };
 
-  // Elements beyond the sizes are read as 0. The first dimension's part of a box is a row of 128 bytes in shared
-  // memory; the k-th pack of 16 bytes in it is stored at position k ^ row % 8. Dimensions that are not given, up to
-  // five, have size 1.
+  // Elements beyond the sizes are read as 0. The first dimension's part of a box is a row in shared memory. With a
+  // swizzle of 3, it has 128 bytes, and the k-th pack of 16 bytes in it is stored at position k ^ row % 8; with 0, it
+  // has a multiple of 16 bytes, as they lie. Dimensions that are not given, up to five, have size 1.
   template <typename T, int N>
-  bool encode(const T* data, const Dimension (&dimensions)[N]) {
-    constexpr int kHalf = 6, kFloat = 7, kSwizzle128 = 3, kPromotion256 = 3;  // kPromotion256: bytes that L2 reads
+  bool encode(const T* data, const Dimension (&dimensions)[N], int swizzle = 3) {
+    constexpr int kHalf = 6, kFloat = 7, kPromotion256 = 3;  // kPromotion256: bytes that L2 reads
     static_assert(std::is_same<T, Half>::value || std::is_same<T, float>::value, "TMA reads float16 or float32");
     uint64_t sizes[kRank], strides[kRank];
     uint32_t boxes[kRank], steps[kRank];
@@ -38,7 +38,7 @@ class alignas(64) TensorMap {
     static const auto function =
         reinterpret_cast<Function*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuTensorMapEncodeTiled"));
     return function && function(this, sizeof(T) == 2 ? kHalf : kFloat, kRank, data, sizes, strides + 1, boxes, steps, 0,
-                                kSwizzle128, kPromotion256, 0) == 0;
+                                swizzle, kPromotion256, 0) == 0;
   }
 
  private:

@@ -22,11 +22,18 @@ class alignas(64) TensorMap {
   };
 
   template <typename T, int N>
-  bool encode(const T* data, const Dimension (&dimensions)[N]) {
-    data_ = reinterpret_cast<const char*>(data), item_ = sizeof(T);
+  bool encode(const T* data, const Dimension (&dimensions)[N], int swizzle = 3) {
+    data_ = reinterpret_cast<const char*>(data), item_ = sizeof(T), swizzle_ = swizzle;
     for (int i = 0; i < kRank; ++i) dimensions_[i] = i < N ? dimensions[i] : Dimension{1, 0, 1};
-    return dimensions_[0].box * item_ == 128;
+    bool fits = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+    for (int i = 0; i < kRank; ++i)
+      fits = fits && dimensions_[i].box <= 256 && (i == 0 || dimensions_[i].stride * item_ % 16 == 0);
+    const int bytes = dimensions_[0].box * item_;
+    return fits && (swizzle ? bytes == 128 : bytes % 16 == 0);
   }
+
+  // Returns where a byte of a box is stored.
+  unsigned stored(unsigned address) const { return swizzle_ ? emulator::swizzled_128(address) : address; }
 
   // Calls f(offset, from) for each element of a box, where `from` is null outside of the array.
   template <typename F>
@@ -50,14 +57,14 @@ class alignas(64) TensorMap {
  private:
   static constexpr int kRank = 5;
   const char* data_;
-  int item_;
+  int item_, swizzle_;
   Dimension dimensions_[kRank];
 };
 
 inline void tma_load_5d(unsigned to, unsigned barrier, const TensorMap& map, int x0, int x1, int x2, int x3, int x4) {
   if (to % 128) emulator::fail("TMA with an address that is not aligned");
   const int bytes = map.for_box({x0, x1, x2, x3, x4}, [&](unsigned offset, const char* from, int item) {
-    unsigned char* const place = emulator::shared_memory(emulator::swizzled_128(to + offset));
+    unsigned char* const place = emulator::shared_memory(map.stored(to + offset));
     if (from) std::memcpy(place, from, item);
     if (!from) std::memset(place, 0, item);
   });
