@@ -13,6 +13,16 @@ namespace msops::gguf_matmul {
 // kPlace is where a block begins, modulo 4, or kAnywhere, at a multiple of 2.
 constexpr int kAnywhere = -1;
 
+// Kernels take chunks of 256 numbers of a row.
+template <typename F>
+constexpr int kChunkBytes = 256 / F::kNumbers * F::kBytes;
+
+// Returns how many bytes after a multiple of 16, where copies begin, a chunk of a row begins that itself begins at one.
+template <typename F>
+__device__ __forceinline__ int begin_of_chunk(int chunk) {
+  return kChunkBytes<F> % 16 ? chunk * kChunkBytes<F> % 16 : 0;
+}
+
 // Reads the word at a place of a block.
 template <int kPlace>
 __device__ __forceinline__ uint32_t word_at(const uint8_t* block, int at) {
@@ -136,11 +146,6 @@ __device__ __forceinline__ Scales<F> decode(const uint8_t* row, int half, const 
       const uint8_t* const block = row + (kCount * half + i) * F::kBytes;
       to.scale[i] = half_at(block);
       if (F::kHasMinima) to.offset[i] = half_at(block + 2);
-    });
-  } else if constexpr (kPlace == kAnywhere) {
-    unrolled<kCount>([&](int i) {
-      const gguf::Scale s = F::scale(row, 128 * half + i * F::kGroup);
-      to.scale[i] = s.scale * factor(i * F::kGroup), to.offset[i] = s.offset;
     });
   } else if constexpr (F::kHasMinima) {  // see scale_of_eight in formats.h
     const uint32_t low = word_at<kPlace>(row, 4), high = word_at<kPlace>(row, 8), more = word_at<kPlace>(row, 12);

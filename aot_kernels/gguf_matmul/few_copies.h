@@ -18,11 +18,11 @@ constexpr float kUnit = 1.f / (1 << 24);  // codes are widened to so much of the
 // reads at once are in different banks.
 template <typename F, int kBefore, bool kIsAnywhere_, int kStages_>
 struct FewShape {
-  static constexpr int kRows = 16, kDeep = 256, kChunk = kDeep / F::kNumbers * F::kBytes;
+  static constexpr int kRows = 16, kDeep = 256, kChunk = kChunkBytes<F>;
   static constexpr int kPitch = ((kBefore + kChunk + 15) / 16 | 1) * 16, kStageBytes = kRows * kPitch;
   static constexpr int kStages = kStages_, kWarpBytes = kStages * kStageBytes + kRows * kDeep / F::kGroup * 4;
   static constexpr int kBarrierBytes = kMostWarps * kStages * 8;
-  static constexpr bool kIsAnywhere = kIsAnywhere_, kHasOddChunks = kIsAnywhere && kChunk % 4 != 0;
+  static constexpr bool kIsAnywhere = kIsAnywhere_, kHasOddChunks = kChunk % 4 != 0;
 
   // Makes up for codes that were widened to 16 times as much.
   static __device__ __forceinline__ float factor(int e) { return WideCodes<F>::is_sixteenfold(e) ? 1.f / 16 : 1.f; }
@@ -35,10 +35,11 @@ struct FewItem {
 
 #if CUDART_VERSION >= 12000
 
-// TMA places rows, which must begin at multiples of 16 bytes, and zeros after them.
+// TMA places rows, which must begin at multiples of 16 bytes, and zeros after them. It traps if a box begins elsewhere,
+// so that a chunk can begin up to 14 bytes after its place.
 template <typename F>
 struct TmaCopies {
-  using S = FewShape<F, 0, false, (F::kBytes * 8 > 6 * F::kNumbers ? 2 : 3)>;
+  using S = FewShape<F, (kChunkBytes<F> % 16 ? 14 : 0), false, (F::kBytes * 8 > 6 * F::kNumbers ? 2 : 3)>;
   const TensorMap& weight;  // (rows, row_bytes / 2)
   const unsigned barriers;
 
@@ -50,12 +51,12 @@ struct TmaCopies {
   __device__ __forceinline__ void begin(const FewItem& item, bool is_there, unsigned char* to, int barrier) const {
     if (threadIdx.x % 32 != 0 || !is_there) return;
     mbarrier_arrive_expect_tx(barriers + barrier * 8, S::kStageBytes);
-    tma_load_5d(shared_address(to), barriers + barrier * 8, weight, item.chunk * (S::kChunk / 2), item.tile * S::kRows,
-                0, 0, 0);
+    const int first = item.chunk * S::kChunk - begin_of_chunk<F>(item.chunk);
+    tma_load_5d(shared_address(to), barriers + barrier * 8, weight, first / 2, item.tile * S::kRows, 0, 0, 0);
   }
   __device__ __forceinline__ void wait(int barrier, int phase) const { mbarrier_wait(barriers + barrier * 8, phase); }
-  __device__ __forceinline__ int begin_of(const FewItem&, int) const { return 0; }
-  __device__ __forceinline__ int place_of(const FewItem&) const { return 0; }
+  __device__ __forceinline__ int begin_of(const FewItem& item, int) const { return begin_of_chunk<F>(item.chunk); }
+  __device__ __forceinline__ int place_of(const FewItem& item) const { return begin_of(item, 0) % 4; }
 };
 
 #endif
@@ -86,7 +87,7 @@ struct AsyncCopies {
   }
   // Returns how many bytes after its place in a stage a row begins.
   __device__ __forceinline__ int begin_of(const FewItem& item, int r) const {
-    if (are_whole) return S::kChunk % 16 ? item.chunk * S::kChunk % 16 : 0;
+    if (are_whole) return begin_of_chunk<F>(item.chunk);
     const auto begin = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(w.data));
     return static_cast<int>((begin + static_cast<uint32_t>(first_of(item, r))) % 16);
   }

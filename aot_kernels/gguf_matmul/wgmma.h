@@ -22,7 +22,8 @@ struct WgmmaShape {
   static constexpr int kTokens = kTokens_, kConsumers = 2, kRows = 64 * kConsumers;  // of a tile
   static constexpr int kDeep = 64, kSteps = 4, kChunkDeep = kSteps * kDeep;  // terms of a stage of x, of one of blocks
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kChunk = kChunkDeep / F::kNumbers * F::kBytes, kPitch = ((kChunk + 15) / 16 | 1) * 16;
+  // TMA begins to read at multiples of 16 bytes only, so that a chunk can begin up to 14 bytes after its place.
+  static constexpr int kChunk = kChunkBytes<F>, kPitch = ((kChunk + (kChunk % 16 ? 14 : 0) + 15) / 16 | 1) * 16;
   // Warps have scales of 16 rows, and warpgroups transpose 64 outputs of 64 tokens.
   static constexpr int kGroups = kChunkDeep / F::kGroup, kScaleBytes = kGroups * 16 * 8;
   static constexpr int kOutPitch = 2 * 64 + 16, kOutBytes = 64 * kOutPitch;
@@ -74,7 +75,8 @@ __device__ __forceinline__ void copy_tiles(const Products<Half>& p, const WgmmaM
     for (int chunk = 0; chunk < chunks; ++chunk, ++copy) {
       m.blocks.wait_for_room(copy);
       mbarrier_arrive_expect_tx(m.blocks.full(copy), S::kRows * S::kPitch);
-      tma_load_5d(m.blocks.tile(copy).address, m.blocks.full(copy), weight, chunk * (S::kChunk / 2), output, 0, 0, 0);
+      const int first = chunk * S::kChunk - begin_of_chunk<typename S::F>(chunk);
+      tma_load_5d(m.blocks.tile(copy).address, m.blocks.full(copy), weight, first / 2, output, 0, 0, 0);
       for (int step = 0; step < S::kSteps; ++step) {
         const unsigned stage = copy * S::kSteps + step;
         m.x.wait_for_room(stage);
@@ -108,11 +110,12 @@ struct WgmmaWarp {
   }
 
   // Waits for a chunk, and decodes its scales. A lane has half of a row.
-  __device__ __forceinline__ void open_chunk(unsigned copy) {
+  __device__ __forceinline__ void open_chunk(unsigned copy, int chunk) {
     m.blocks.wait(copy);
     const int r = lane % 16, half = lane / 16;
     constexpr int kCount = Scales<F>::kCount;
-    const Scales<F> own = decode<F, 0>(rows_of(copy) + r * S::kPitch, half, [](int) { return 1.f; });
+    constexpr int kPlace = S::kChunk % 4 ? kAnywhere : 0;
+    const Scales<F> own = decode<F, kPlace>(rows_of(copy, chunk) + r * S::kPitch, half, [](int) { return 1.f; });
     float rest[kCount];
     unrolled<kCount>([&](int i) {
       rest[i] = F::kHasMinima ? own.offset[i] - kBase * own.scale[i] : -(kBase + F::kZero) * own.scale[i];
@@ -124,14 +127,14 @@ struct WgmmaWarp {
     });
     __syncwarp();
   }
-  __device__ __forceinline__ const unsigned char* rows_of(unsigned copy) const {
-    return m.memory[m.blocks.tile(copy)] + 16 * warp * S::kPitch;
+  __device__ __forceinline__ const unsigned char* rows_of(unsigned copy, int chunk) const {
+    return m.memory[m.blocks.tile(copy)] + 16 * warp * S::kPitch + begin_of_chunk<F>(chunk);
   }
 
   // Widens the codes of a stage of a chunk.
-  __device__ __forceinline__ void widen(unsigned copy, int step) {
+  __device__ __forceinline__ void widen(unsigned copy, int chunk, int step) {
     constexpr int kPairs = S::kDeep / F::kGroup / 2;  // of groups
-    const unsigned char* const rows = rows_of(copy) + row * S::kPitch + 2 * quad;
+    const unsigned char* const rows = rows_of(copy, chunk) + row * S::kPitch + 2 * quad;
     unrolled<2, kPairs>([&](int half, int pair) {
       const float4 own = scales[(step * kPairs + pair) * 16 + row + 8 * half];
       unrolled<S::kSteps / kPairs>([&](int i) {
@@ -151,10 +154,11 @@ struct WgmmaWarp {
     const int64_t count = tiles.count();
     const int chunks = tiles.chunks();
     unsigned copy = 0;
-    open_chunk(copy), widen(copy, 0);
+    open_chunk(copy, 0), widen(copy, 0, 0);
     for (int64_t tile = blockIdx.x; tile < count; tile += gridDim.x) {
       for (int chunk = 0; chunk < chunks; ++chunk, ++copy) {
         const bool is_last = chunk + 1 == chunks && tile + gridDim.x >= count;
+        const int next = chunk + 1 < chunks ? chunk + 1 : 0;
 #pragma unroll
         for (int step = 0; step < S::kSteps; ++step) {
           const unsigned stage = copy * S::kSteps + step;
@@ -167,10 +171,10 @@ struct WgmmaWarp {
           wgmma_wait_group<1>();
           if (chunk > 0 || step > 0) m.x.release(stage - 1);
           if (step + 1 < S::kSteps) {
-            widen(copy, step + 1);
+            widen(copy, chunk, step + 1);
           } else {
             m.blocks.release(copy);
-            if (!is_last) open_chunk(copy + 1), widen(copy + 1, 0);
+            if (!is_last) open_chunk(copy + 1, next), widen(copy + 1, next, 0);
           }
         }
       }

@@ -64,6 +64,7 @@ class TestGgufMatmul(OperatorTest):
         "long rows, Q5_K": case(2, 4608, 17, "Q5_K", True),
         "long rows, Q6_K": case(3, 6400, 31, "Q6_K"),
         "16 tokens": case(16, 2048, 17, "Q6_K", True),
+        "chunks at odd places": case(70, 2048, 130, "Q6_K"),
         "9 tokens": case(9, 320, 16, "Q8_0"),
         "33 tokens": case(33, 512, 40, "Q4_K", True),
         "64 tokens": case(64, 416, 17, "Q4_0"),

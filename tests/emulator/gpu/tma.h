@@ -32,6 +32,8 @@ class alignas(64) TensorMap {
     return fits && (swizzle ? bytes == 128 : bytes % 16 == 0);
   }
 
+  // Returns how many bytes elements of the first dimension take.
+  int64_t bytes_of(int elements) const { return int64_t{elements} * item_; }
   // Returns where a byte of a box is stored.
   unsigned stored(unsigned address) const { return swizzle_ ? emulator::swizzled_128(address) : address; }
 
@@ -63,6 +65,7 @@ class alignas(64) TensorMap {
 
 inline void tma_load_5d(unsigned to, unsigned barrier, const TensorMap& map, int x0, int x1, int x2, int x3, int x4) {
   if (to % 128) emulator::fail("TMA with an address that is not aligned");
+  if (map.bytes_of(x0) % 16) emulator::fail("TMA of a box that does not begin at a multiple of 16 bytes");
   const int bytes = map.for_box({x0, x1, x2, x3, x4}, [&](unsigned offset, const char* from, int item) {
     unsigned char* const place = emulator::shared_memory(map.stored(to + offset));
     if (from) std::memcpy(place, from, item);
