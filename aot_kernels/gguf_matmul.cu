@@ -2,11 +2,15 @@
 // bias.
 //
 //   case                                        kernel           why
-//   float16, up to 64 tokens (sm_80)            few.h            reads the weight once, at the memory's rate
+//   float16, up to 8 tokens, and up to 32       few.h (sm_80)    reads the weight once, at the memory's rate
+//   where tiles would leave a GPU half idle
+//   other float16, rows at multiples of         wgmma.h (sm_90a) tensor cores at their full rate; codes are widened in
+//   16 bytes                                                     registers meanwhile
+//   float16, up to 64 tokens                    few.h            on older GPUs, 8 tokens at a time
 //   other float16, float32 of more than 8       tiles.h (sm_80)  tensor cores; float32 as three TF32 products
 //   tokens, their gradients
 //   float32 of up to 8 tokens, float64,         plain.h          any GPU
-//   older GPUs
+//   older GPUs, weights at odd addresses
 //   the CPU                                     cpu.h            each block is unpacked once for some tokens
 //
 // Sums are in float32 (float64), in a fixed order that does not depend on other tokens.

@@ -18,6 +18,10 @@ struct Weight {
   MSOPS_BOTH const uint8_t* block(int64_t row, int64_t k) const {
     return data + row * row_bytes + k / F::kNumbers * F::kBytes;
   }
+  // Returns a number that multiples of up to 16 divide if they divide the addresses of all rows.
+  MSOPS_BOTH int places() const {
+    return static_cast<int>((reinterpret_cast<uintptr_t>(data) | static_cast<uintptr_t>(row_bytes)) % 16);
+  }
 };
 
 // out_n = x_n W^T + bias: (tokens, weight.rows)

@@ -50,7 +50,8 @@ class alignas(64) TensorMap {
   [[maybe_unused]] uint64_t opaque_[16];
 };
 
-// Begins to copy the box that begins at these coordinates to shared memory; the mbarrier counts its bytes.
+// Begins to copy the box that begins at these coordinates to shared memory; the mbarrier counts its bytes. The first
+// coordinate times the size of an element must be a multiple of 16 bytes; otherwise, the instruction is illegal.
 __device__ __forceinline__ void tma_load_5d(unsigned to, unsigned barrier, const TensorMap& map, int x0, int x1, int x2,
                                             int x3, int x4) {
   MSOPS_SM90(

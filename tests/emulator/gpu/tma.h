@@ -25,9 +25,16 @@ class alignas(64) TensorMap {
   bool encode(const T* data, const Dimension (&dimensions)[N], int swizzle = kSwizzle128) {
     data_ = reinterpret_cast<const char*>(data), item_ = sizeof(T), swizzle_ = swizzle;
     for (int i = 0; i < kRank; ++i) dimensions_[i] = i < N ? dimensions[i] : Dimension{1, 0, 1};
-    return swizzle == kSwizzle128 ? dimensions_[0].box * item_ == 128 : dimensions_[0].box * item_ % 16 == 0;
+    bool fits = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+    for (int i = 0; i < kRank; ++i)
+      fits = fits && dimensions_[i].box <= 256 && (i == 0 || dimensions_[i].stride * item_ % 16 == 0);
+    const int bytes = dimensions_[0].box * item_;
+    return fits && (swizzle ? bytes == 128 : bytes % 16 == 0);
   }
   unsigned place(unsigned address) const { return swizzle_ ? emulator::swizzled_128(address) : address; }
+
+  // Returns how many bytes elements of the first dimension take.
+  int64_t bytes_of(int elements) const { return int64_t{elements} * item_; }
 
   // Calls f(offset, from) for each element of a box, where `from` is null outside of the array.
   template <typename F>
@@ -62,6 +69,7 @@ namespace emulator {
 // Copies a box to a block's shared memory.
 inline void load_box(unsigned to, unsigned barrier, const msops::TensorMap& map, const int (&first)[5], unsigned rank) {
   if (to % 128) fail("TMA with an address that is not aligned");
+  if (map.bytes_of(first[0]) % 16) fail("TMA of a box that does not begin at a multiple of 16 bytes");
   const int bytes = map.for_box(first, [&](unsigned offset, const char* from, int item) {
     unsigned char* const place = in_block(shared_memory(map.place(to + offset)), rank);
     if (from) std::memcpy(place, from, item);
