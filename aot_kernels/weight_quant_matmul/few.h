@@ -2,8 +2,8 @@
 // from tile to tile, and are widened in registers.
 //
 // A block goes through tiles of kRows outputs for all tokens. Its warps share the terms: a chunk of them at a time goes
-// to a warp, which copies their codes to a ring of its own in shared memory. The weights are the left operand, so that a
-// token is a column. Tensor cores multiply whole numbers, code - zero point, which float16 holds; a group's sum is
+// to a warp, which copies their codes to a ring of its own in shared memory. The weights are the left operand, so that
+// a token is a column. Tensor cores multiply whole numbers, code - zero point, which float16 holds; a group's sum is
 // multiplied by its scale afterwards, in float. What a zero point is off a whole number is multiplied by the sum of x.
 // Then the warps' sums are added in order.
 #pragma once
@@ -33,11 +33,12 @@ struct FewShape {
   // A chunk has kBytes of each row. The k-th pack of 16 bytes of a row is stored at position k ^ row % 8.
   static constexpr int kBytes = 128, kStages = 4, kStageBytes = kRows * kBytes;
   static constexpr int kPiece = 32, kChunk = 8 * kBytes / kBits, kPieces = kChunk / kPiece;  // terms; a piece: two mma
-  static constexpr int kShare = kIsCoarse ? 4 : 1, kSets = kPieces / kShare;  // pieces that share scales, and their sets
-  static constexpr int kAhead = kN == 1 ? kPieces : 4;                        // pieces whose x is loaded at once
-  static constexpr int kSumPitch = kRows + 4, kSums = kTokens * kSumPitch;    // of a warp
-  static constexpr int kBlocks = kN == 2 && !kIsCoarse ? 1 : 2;              // of a multiprocessor
-  static constexpr int kTableBytes = kFormat == Format::kTable ? 1024 : 0;    // of pairs, for each byte
+  static constexpr int kShare = kIsCoarse ? 4 : 1,
+                       kSets = kPieces / kShare;                            // pieces that share scales, and their sets
+  static constexpr int kAhead = kN == 1 ? kPieces : 4;                      // pieces whose x is loaded at once
+  static constexpr int kSumPitch = kRows + 4, kSums = kTokens * kSumPitch;  // of a warp
+  static constexpr int kBlocks = kN == 2 && !kIsCoarse ? 1 : 2;             // of a multiprocessor
+  static constexpr int kTableBytes = kFormat == Format::kTable ? 1024 : 0;  // of pairs, for each byte
 
   // Shared memory has the table, the warps' rings, and two times their sums.
   static constexpr int64_t bytes(int warps) { return kTableBytes + warps * (kStages * kStageBytes + 2 * kSums * 4); }
@@ -328,9 +329,10 @@ inline bool multiply_few(Call& call, const Products<Half>& p) {
       p.outputs * w.groups > INT32_MAX / 2)
     return false;
   if (w.table) return w.bits == 4 && launch_few<Format::kTable, false>(call, p);
-  const bool is_coarse = (w.groups == 1 || w.group % 128 == 0) && !w.scale.are_float &&
-                         w.zero.kind != ZeroPoints<Half>::kFloating;
-  if (w.bits == 4) return is_coarse ? launch_few<Format::kFour, true>(call, p) : launch_few<Format::kFour, false>(call, p);
+  const bool is_coarse =
+      (w.groups == 1 || w.group % 128 == 0) && !w.scale.are_float && w.zero.kind != ZeroPoints<Half>::kFloating;
+  if (w.bits == 4)
+    return is_coarse ? launch_few<Format::kFour, true>(call, p) : launch_few<Format::kFour, false>(call, p);
   return is_coarse ? launch_few<Format::kEight, true>(call, p) : launch_few<Format::kEight, false>(call, p);
 }
 

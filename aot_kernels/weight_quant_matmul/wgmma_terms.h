@@ -1,10 +1,10 @@
-// Products of float16 by wgmma on sm_90a, for weights whose terms lie close together: codes are widened in the registers
-// of the warps that multiply them.
+// Products of float16 by wgmma on sm_90a, for weights whose terms lie close together: codes are widened in the
+// registers of the warps that multiply them.
 //
 // The weights are the left operand, so that a token is a column. One thread copies codes and x by TMA into a ring of
 // stages. A warp has 16 kM neighbouring outputs, and a lane the kEach of them from number kEach row on, where row is
-// lane / 4: they are rows `row` and row + 8 of its wgmmas, so that a lane stores neighbours. Where there are few tiles, the blocks of a
-// cluster share the terms of one, and then add their sums in order.
+// lane / 4: they are rows `row` and row + 8 of its wgmmas, so that a lane stores neighbours. Where there are few tiles,
+// the blocks of a cluster share the terms of one, and then add their sums in order.
 #pragma once
 
 #include "../common/gpu/cluster.h"
@@ -19,8 +19,8 @@ namespace msops::weight_quant_matmul {
 
 #if CUDART_VERSION >= 12000
 
-// Tiles of kWide have 128 outputs and 256 tokens, so that codes are widened for many. Those of kTall have 256 outputs and
-// 128 tokens. Those of kShared have 128 outputs and 64 tokens, whose terms the blocks of a cluster share.
+// Tiles of kWide have 128 outputs and 256 tokens, so that codes are widened for many. Those of kTall have 256 outputs
+// and 128 tokens. Those of kShared have 128 outputs and 64 tokens, whose terms the blocks of a cluster share.
 enum class Tiling { kWide, kTall, kShared };
 
 // kIsExact is for whole zero points and scales of float16: code - zero point is exact in float16, and its product with
@@ -29,10 +29,11 @@ enum class Tiling { kWide, kTall, kShared };
 template <int kBits_, bool kIsExact_, Tiling kTiling>
 struct TermsShape {
   static constexpr bool kIsExact = kIsExact_, kIsShared = kTiling == Tiling::kShared;
-  static constexpr int kBits = kBits_, kM = kTiling == Tiling::kTall ? 2 : 1, kEach = 2 * kM;  // kEach: a lane's outputs
-  static constexpr int kConsumers = 2, kFirst = kIsShared ? 0 : 4, kThreads = 128 * kConsumers + (kIsShared ? 32 : 128);
-  static constexpr int kOutputs = 64 * kM * kConsumers, kTokens = kTiling == Tiling::kWide ? 256 : kM * 64;  // of a tile
-  static constexpr int kRowBytes = 64, kDeep = kRowBytes * 8 / kBits;                                       // of a stage
+  static constexpr int kBits = kBits_, kM = kTiling == Tiling::kTall ? 2 : 1, kConsumers = 2;
+  static constexpr int kFirst = kIsShared ? 0 : 4, kThreads = 128 * kConsumers + (kIsShared ? 32 : 128);
+  static constexpr int kOutputs = 64 * kM * kConsumers, kEach = 2 * kM;     // of a tile, and of a lane
+  static constexpr int kTokens = kTiling == Tiling::kWide ? 256 : 64 * kM;  // of a tile
+  static constexpr int kDeep = kBits == 4 && kTiling != Tiling::kWide ? 128 : 64, kRowBytes = kDeep * kBits / 8;
   static constexpr int kPiece = 32, kPieces = kDeep / kPiece;  // terms that always share a scale
   static constexpr int kStages = 192 * 1024 / (kTokens * kDeep * 2 + kOutputs * kRowBytes) / (kIsShared ? 2 : 1);
   static constexpr int kProducerRegisters = 40, kRegisters = 232, kBlocks = kIsShared ? 2 : 1;
@@ -165,8 +166,8 @@ class TermsWarp {
     });
   }
 
-  // Begins to load the scales and zero points of a group, for the lane's outputs. They are converted when they are used,
-  // so that nothing waits for them before.
+  // Begins to load the scales and zero points of a group, for the lane's outputs. They are converted when they are
+  // used, so that nothing waits for them before.
   __device__ __forceinline__ void load_scales(int64_t output, int group) {
     const Codes<Half>& w = p_.weights;
     const void* const zeros = w.zero.numbers.data;
@@ -176,8 +177,8 @@ class TermsWarp {
       next_scale_[j] = w.scale.are_float ? static_cast<const uint32_t*>(w.scale.data)[i]
                                          : static_cast<const uint16_t*>(w.scale.data)[i];
       if (w.zero.kind == ZeroPoints<Half>::kFloating) {
-        next_zero_[j] = w.zero.numbers.are_float ? static_cast<const uint32_t*>(zeros)[i]
-                                                 : static_cast<const uint16_t*>(zeros)[i];
+        next_zero_[j] =
+            w.zero.numbers.are_float ? static_cast<const uint32_t*>(zeros)[i] : static_cast<const uint16_t*>(zeros)[i];
       } else if (zeros) {
         next_zero_[j] = static_cast<const uint8_t*>(zeros)[i];
       }
@@ -199,8 +200,9 @@ class TermsWarp {
         scale_[j] = next_scale_[j] * 0x10001u;
         less_[j] = sub_f16x2(S::kBits == 4 ? 0x63800000 : 0, PairZero(whole + most).pair);  // 960 and 0
       } else {
-        const float zero = kind == ZeroPoints<Half>::kFloating ? number_of(next_zero_[j], p_.weights.zero.numbers.are_float)
-                                                               : static_cast<float>(whole);
+        const float zero = kind == ZeroPoints<Half>::kFloating
+                               ? number_of(next_zero_[j], p_.weights.zero.numbers.are_float)
+                               : static_cast<float>(whole);
         scale_[j] = __float_as_uint(number_of(next_scale_[j], p_.weights.scale.are_float));
         less_[j] = __float_as_uint(zero + (pairs_ ? 0 : most));
       }

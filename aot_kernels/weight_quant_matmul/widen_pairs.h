@@ -18,7 +18,9 @@ struct PairZero {
   float rest;
 
   // Takes a whole number from -512 to 512. Below 1024, the unit of float16 is half as large.
-  __device__ __forceinline__ explicit PairZero(int whole) : rest(0) { pair = 0x10001u * (0x6400 + whole + min(whole, 0)); }
+  __device__ __forceinline__ explicit PairZero(int whole) : rest(0) {
+    pair = 0x10001u * (0x6400 + whole + min(whole, 0));
+  }
   // Codes of two's complement have `most` 2^(bits - 1), others 0.
   __device__ __forceinline__ PairZero(float zero, float most) {
     const float whole = fminf(fmaxf(rintf(zero + most), -512.f), 512.f);
@@ -27,11 +29,12 @@ struct PairZero {
   }
 };
 
-// Widens eight codes of 4 bits, less a zero point, to pairs of codes j and j + 4. Odd ones lie 4 bits higher, so that they
-// are 1024 + 16 code at first.
+// Widens eight codes of 4 bits, less a zero point, to pairs of codes j and j + 4. Odd ones lie 4 bits higher, so that
+// they are 1024 + 16 code at first.
 __device__ __forceinline__ void widen_fours(uint32_t (&pairs)[4], uint32_t eight, bool are_signed, uint32_t zeros) {
   constexpr uint32_t kSixteenth = 0x2c002c00, k960 = 0x63806380;
-  const uint32_t even = are_signed ? kPairBase | 0x80008 : kPairBase, odd = are_signed ? kPairBase | 0x800080 : kPairBase;
+  const uint32_t even = are_signed ? kPairBase | 0x80008 : kPairBase,
+                 odd = are_signed ? kPairBase | 0x800080 : kPairBase;
   const uint32_t less = sub_f16x2(k960, zeros);  // 1024 / 16 is 64
   unrolled<2>([&](int j) {
     pairs[2 * j] = sub_f16x2((eight >> 8 * j & 0xf000f) ^ even, zeros);

@@ -38,8 +38,7 @@ inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
 inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
   const uint64_t bytes = uint64_t{b} << 32 | a;
   uint32_t result = 0;
-  for (unsigned i = 0; i < 4; ++i)
-    result |= static_cast<uint32_t>(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  for (unsigned i = 0; i < 4; ++i) result |= static_cast<uint32_t>(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
   return result;
 }
 template <uint32_t kSelector>
