@@ -4,9 +4,9 @@
 //   case                                                 kernel          why
 //   float16, up to 16 rows of whole packs of 16 bytes,
 //     groups of 32 n, W by rows of outputs               few.h           reads codes once, in a stream
-//   more rows of these (sm_90a)                          wgmma_terms.h   codes are widened where they are multiplied
+//   other float16, rows of whole packs, groups of 32 n   wgmma.h         codes are widened where they are multiplied
+//                                                                        (sm_90a)
 //   other dtypes and sizes, up to 16 rows                plain.h         a warp for each output
-//   other float16, rows of whole packs of 16 bytes       wgmma.h         tensor cores (sm_90a), x by TMA
 //   other float16, float32                               tiles.h         tensor cores; float32 as three TF32 products
 //   float64, older GPUs                                  plain.h         any GPU
 //   the CPU                                              cpu.h           widens codes in registers, or once a block

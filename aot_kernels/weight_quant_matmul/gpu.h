@@ -3,8 +3,8 @@
 
 #include "few.h"
 #include "plain.h"
+#include "tiles.h"
 #include "wgmma.h"
-#include "wgmma_terms.h"
 
 #ifdef __CUDACC__
 
@@ -15,8 +15,6 @@ void multiply_on_gpu(Call& call, const Products<T>& p) {
   if constexpr (std::is_same<T, Half>::value)
     if (multiply_few(call, p) || multiply_terms(call, p)) return;
   if (multiply_lines(call, p)) return;
-  if constexpr (std::is_same<T, Half>::value)
-    if (multiply_by_wgmma(call, p)) return;
   if constexpr (!std::is_same<T, double>::value)
     if (multiply_tiles(call, p)) return;
   multiply_plainly(call, p);

@@ -74,8 +74,7 @@ struct Widener {
 
   // What is outside of the matrix becomes 0.
   __device__ __forceinline__ void store(T* tile) const {
-    if constexpr (!S::kOnlyWholeRuns)
-      if (!runs.are_whole) return store_one_by_one(tile);
+    if (!runs.are_whole) return store_one_by_one(tile);
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
       const int64_t r = row + row_of(i), c = column + column_of();
