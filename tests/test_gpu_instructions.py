@@ -40,6 +40,11 @@ INSTRUCTIONS = {
     "sums[1] = ld_shared_cluster(shared, number).values[2]": "ld.shared::cluster.v4.f32",
     "st_async(sums[0], shared, address, number)": "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32",
     "tma_load_5d(address, address + 8, map, 1, 2, 3, 4, 5)": "cp.async.bulk.tensor.5d.shared::cluster.global.tile",
+    "tma_load_5d_multicast(address, address + 8, map, 1, 2, 3, 4, 5, 3)": (
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+    ),
+    "tma_store_5d(map, address, 1, 2, 3, 4, 5)": "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group",
+    "mbarrier_arrive_cluster(address, number)": "mbarrier.arrive.shared::cluster.b64",
     "wgmma_fence()": "wgmma.fence.sync.aligned",
     "wgmma_commit_group()": "wgmma.commit_group.sync.aligned",
     "wgmma_wait_group<2>()": "wgmma.wait_group.sync.aligned 2",

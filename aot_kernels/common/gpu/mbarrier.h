@@ -30,6 +30,16 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
   MSOPS_SM80("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" : : "r"(barrier) : "memory");
 }
 
+// Arrives at the mbarrier of a block of the cluster, at the place that `barrier` has in this block's shared memory. It
+// orders nothing that the thread has written for the other block.
+__device__ __forceinline__ void mbarrier_arrive_cluster(unsigned barrier, int block) {
+  MSOPS_SM90(
+      "{.reg .b32 there;"
+      "mapa.shared::cluster.u32 there, %0, %1;"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];}" : : "r"(barrier),
+      "r"(block) : "memory");
+}
+
 // Arrives when all copies by cp.async that the thread has begun are made.
 __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(unsigned barrier) {
   MSOPS_SM80("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(barrier) : "memory");

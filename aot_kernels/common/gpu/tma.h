@@ -57,6 +57,25 @@ __device__ __forceinline__ void tma_load_5d(unsigned to, unsigned barrier, const
       "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
 }
 
+// Does the same in each block of the cluster whose bit is set in `blocks`, at the places that `to` and `barrier` have
+// in this one's shared memory.
+__device__ __forceinline__ void tma_load_5d_multicast(unsigned to, unsigned barrier, const TensorMap& map, int x0,
+                                                      int x1, int x2, int x3, int x4, uint16_t blocks) {
+  MSOPS_SM90(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" : : "r"(to),
+      "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "h"(blocks) : "memory");
+}
+
+// Begins to copy a box from shared memory to where it begins at these coordinates; what is beyond the sizes is left
+// out. The copies of a thread are committed and waited for as those of cp_async_bulk.
+__device__ __forceinline__ void tma_store_5d(const TensorMap& map, unsigned from, int x0, int x1, int x2, int x3,
+                                             int x4) {
+  MSOPS_SM90(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" : : "l"(&map),
+      "r"(from), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
+}
+
 #endif
 
 }  // namespace msops

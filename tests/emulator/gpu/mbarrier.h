@@ -49,6 +49,11 @@ inline void mbarrier_arrive(unsigned barrier) {
   const std::lock_guard<std::mutex> guard(emulator::mbarriers());
   emulator::mbarrier_at(barrier)->complete(1, 0);
 }
+inline void mbarrier_arrive_cluster(unsigned barrier, int block) {
+  void* const there = emulator::in_block(emulator::shared_memory(barrier), static_cast<unsigned>(block));
+  const std::lock_guard<std::mutex> guard(emulator::mbarriers());
+  emulator::mbarrier_at(there)->complete(1, 0);
+}
 inline void cp_async_mbarrier_arrive_noinc(unsigned barrier) {
   emulator::self->copies.emplace_back(), emulator::wait_for_copies(0);
   mbarrier_arrive(barrier);

@@ -54,15 +54,31 @@ class alignas(64) TensorMap {
   Dimension dimensions_[kRank];
 };
 
-inline void tma_load_5d(unsigned to, unsigned barrier, const TensorMap& map, int x0, int x1, int x2, int x3, int x4) {
+inline void tma_load_5d_multicast(unsigned to, unsigned barrier, const TensorMap& map, int x0, int x1, int x2, int x3,
+                                  int x4, uint16_t blocks) {
   if (to % 128) emulator::fail("TMA with an address that is not aligned");
-  const int bytes = map.for_box({x0, x1, x2, x3, x4}, [&](unsigned offset, const char* from, int item) {
-    unsigned char* const place = emulator::shared_memory(emulator::swizzled_128(to + offset));
-    if (from) std::memcpy(place, from, item);
-    if (!from) std::memset(place, 0, item);
+  for (unsigned block = 0; block < emulator::block->cluster->blocks; ++block) {
+    if (!(blocks >> block & 1)) continue;
+    const int bytes = map.for_box({x0, x1, x2, x3, x4}, [&](unsigned offset, const char* from, int item) {
+      unsigned char* const place =
+          emulator::in_block(emulator::shared_memory(emulator::swizzled_128(to + offset)), block);
+      if (from) std::memcpy(place, from, item);
+      if (!from) std::memset(place, 0, item);
+    });
+    const std::lock_guard<std::mutex> guard(emulator::mbarriers());
+    emulator::mbarrier_at(emulator::in_block(emulator::shared_memory(barrier), block))->complete(0, bytes);
+  }
+}
+inline void tma_load_5d(unsigned to, unsigned barrier, const TensorMap& map, int x0, int x1, int x2, int x3, int x4) {
+  const unsigned own = emulator::block->rank % emulator::block->cluster->blocks;
+  tma_load_5d_multicast(to, barrier, map, x0, x1, x2, x3, x4, static_cast<uint16_t>(1 << own));
+}
+
+inline void tma_store_5d(const TensorMap& map, unsigned from, int x0, int x1, int x2, int x3, int x4) {
+  if (from % 128) emulator::fail("TMA with an address that is not aligned");
+  map.for_box({x0, x1, x2, x3, x4}, [&](unsigned offset, const char* to, int item) {
+    if (to) std::memcpy(const_cast<char*>(to), emulator::shared_memory(emulator::swizzled_128(from + offset)), item);
   });
-  const std::lock_guard<std::mutex> guard(emulator::mbarriers());
-  emulator::mbarrier_at(barrier)->complete(0, bytes);
 }
 
 }  // namespace msops

@@ -110,6 +110,10 @@ void wgmma_m64n64k16(float (&d)[8][4], uint64_t a, uint64_t b, int adds) {
   multiply_matrices<kTransposed, kTransposedA>(d, a, b, adds);
 }
 template <int kTransposed, int kTransposedA>
+void wgmma_m64n128k16(float (&d)[16][4], uint64_t a, uint64_t b, int adds) {
+  multiply_matrices<kTransposed, kTransposedA>(d, a, b, adds);
+}
+template <int kTransposed, int kTransposedA>
 void wgmma_m64n256k16(float (&d)[32][4], uint64_t a, uint64_t b, int adds) {
   multiply_matrices<kTransposed, kTransposedA>(d, a, b, adds);
 }
