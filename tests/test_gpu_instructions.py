@@ -43,7 +43,6 @@ INSTRUCTIONS = {
     "tma_load_5d_multicast(address, address + 8, map, 1, 2, 3, 4, 5, 3)": (
         "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
     ),
-    "tma_store_5d(map, address, 1, 2, 3, 4, 5)": "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group",
     "mbarrier_arrive_cluster(address, number)": "mbarrier.arrive.shared::cluster.b64",
     "wgmma_fence()": "wgmma.fence.sync.aligned",
     "wgmma_commit_group()": "wgmma.commit_group.sync.aligned",

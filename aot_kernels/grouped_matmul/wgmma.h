@@ -13,7 +13,6 @@
 #ifdef __CUDACC__
 
 #include "../common/gpu/cluster.h"
-#include "../common/gpu/cp_async_bulk.h"
 #include "../common/gpu/griddepcontrol.h"
 #include "../common/gpu/ldmatrix.h"
 
@@ -187,10 +186,11 @@ __device__ __forceinline__ void begin_products(Sums<S::kColumns>& sums, const ty
   wgmma_commit_group();
 }
 
-// Stores a warp's 16 rows of sums, from a row of the tile on.
+// Stores a warp's 16 rows of sums, from a row of the tile on. They go through shared memory, so that half of a warp
+// stores a whole row. TMA would keep these stores behind the copies of the next stages.
 template <typename S, typename Products>
 __device__ __forceinline__ void store_rows(const Products& p, Sums<S::kColumns>& sums, const Place& place, int row,
-                                           const TensorMap& out, const Rings<S>& rings) {
+                                           const Rings<S>& rings) {
   const int lane = threadIdx.x % 32;
   if (p.has_first(place)) {
 #pragma unroll
@@ -203,25 +203,13 @@ __device__ __forceinline__ void store_rows(const Products& p, Sums<S::kColumns>&
   }
   const auto own = rings.results.tile(threadIdx.x / 32 % (4 * S::kConsumers));
   const unsigned to = own.pack(lane % 16, lane / 16);
-  cp_async_bulk_wait_group_read<0>();
-  __syncwarp();
+  __syncwarp();  // the warp has loaded what was there before
 #pragma unroll
   for (int n = 0; n < S::kColumns / 8; n += 2) {
     const uint32_t words[] = {product::pair_of(sums[n][0], sums[n][1]), product::pair_of(sums[n][2], sums[n][3]),
                               product::pair_of(sums[n + 1][0], sums[n + 1][1]),
                               product::pair_of(sums[n + 1][2], sums[n + 1][3])};
     stmatrix_x4(words, (to ^ n % 8 * 16) + n / 8 * own.kBoxBytes);
-  }
-  if (S::kKind == Kind::kWeights || row + 16 <= place.rows) {
-    fence_proxy_async();
-    __syncwarp();
-    if (lane == 0)
-      for (int box = 0; box < own.kBoxes; ++box)
-        tma_store_5d(out, own.box(box).address, static_cast<int>(place.column) + 64 * box,
-                     static_cast<int>(place.row) + row, S::kKind == Kind::kWeights ? static_cast<int>(place.group) : 0,
-                     0, 0);
-    cp_async_bulk_commit_group();
-    return;
   }
   __syncwarp();
   const int pack = lane % 16;
@@ -238,7 +226,7 @@ __device__ __forceinline__ void store_rows(const Products& p, Sums<S::kColumns>&
 // Computes kCount times 64 rows of a tile. A warpgroup calls this; `consumer` is its number.
 template <typename S, int kCount, typename Products>
 __device__ __forceinline__ void compute_tile(const Products& p, Sums<S::kColumns> (&sums)[S::kParts],
-                                             const Place& place, int consumer, unsigned& copies, const TensorMap& out,
+                                             const Place& place, int consumer, unsigned& copies,
                                              const Rings<S>& rings) {
   for (int64_t k = 0; k < place.deep; k += S::kDeep, ++copies) {
     rings.factors.wait(copies);
@@ -258,7 +246,7 @@ __device__ __forceinline__ void compute_tile(const Products& p, Sums<S::kColumns
     const int row = 64 * consumer + threadIdx.x / 32 % 4 * 16;
     const auto store = [&](int i) {
       wgmma_fence_operand(sums[i]);
-      store_rows<S>(p, sums[i], place, row + i * 64 * S::kConsumers, out, rings);
+      store_rows<S>(p, sums[i], place, row + i * 64 * S::kConsumers, rings);
     };
     if constexpr (kCount == 2) wgmma_wait_group<1>(), store(0);  // while the last products are computed
     wgmma_wait_group<0>();
@@ -269,8 +257,7 @@ __device__ __forceinline__ void compute_tile(const Products& p, Sums<S::kColumns
 
 // Computes the tiles. A warpgroup calls this; `consumer` is its number.
 template <typename S, typename Products>
-__device__ __forceinline__ void compute_tiles(const Products& p, int consumer, const TensorMap& out,
-                                              const Rings<S>& rings) {
+__device__ __forceinline__ void compute_tiles(const Products& p, int consumer, const Rings<S>& rings) {
   Sums<S::kColumns> sums[S::kParts];
   unsigned copies = 0;
   for (unsigned number = 0;; ++number) {
@@ -286,19 +273,17 @@ __device__ __forceinline__ void compute_tiles(const Products& p, int consumer, c
     }
     const int count = (place.rows + 63) / 64 - consumer;  // one more than the number of the last part, in turn
     if (count > S::kConsumers) {
-      compute_tile<S, S::kParts>(p, sums, place, consumer, copies, out, rings);
+      compute_tile<S, S::kParts>(p, sums, place, consumer, copies, rings);
     } else if (count > 0) {
-      compute_tile<S, 1>(p, sums, place, consumer, copies, out, rings);
+      compute_tile<S, 1>(p, sums, place, consumer, copies, rings);
     } else {
-      compute_tile<S, 0>(p, sums, place, consumer, copies, out, rings);
+      compute_tile<S, 0>(p, sums, place, consumer, copies, rings);
     }
   }
-  cp_async_bulk_wait_group_read<0>();
 }
 
 template <typename S, typename Products>
-__device__ __forceinline__ void multiply_by_wgmma(const Products& p, const TensorMap& left, const TensorMap& right,
-                                                  const TensorMap& out) {
+__device__ __forceinline__ void multiply_by_wgmma(const Products& p, const TensorMap& left, const TensorMap& right) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings<S> rings(shared);
   if (threadIdx.x == 0) rings.init();
@@ -315,7 +300,7 @@ __device__ __forceinline__ void multiply_by_wgmma(const Products& p, const Tenso
   } else {
     setmaxnreg_inc<S::kThreads, S::kProducerRegisters, S::kRegisters>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp
-    compute_tiles<S>(p, consumer, out, rings);
+    compute_tiles<S>(p, consumer, rings);
   }
   __syncwarp();
   cluster_arrive_wait();  // a block may write to another one until then
@@ -325,12 +310,12 @@ __device__ __forceinline__ void multiply_by_wgmma(const Products& p, const Tenso
 template <typename S, typename Products>
 __global__ void __launch_bounds__(kHasSm90a ? S::kThreads : 1, 1)
     wgmma_kernel(const __grid_constant__ Products p, const __grid_constant__ TensorMap left,
-                 const __grid_constant__ TensorMap right, const __grid_constant__ TensorMap out) {
-  if constexpr (kHasSm90a) multiply_by_wgmma<S>(p, left, right, out);
+                 const __grid_constant__ TensorMap right) {
+  if constexpr (kHasSm90a) multiply_by_wgmma<S>(p, left, right);
 }
 
 template <typename S, typename Products>
-bool launch_wgmma(Call& call, const Products& p, const TensorMap& left, const TensorMap& right, const TensorMap& out) {
+bool launch_wgmma(Call& call, const Products& p, const TensorMap& left, const TensorMap& right) {
   const auto kernel = wgmma_kernel<S, Products>;
   const int64_t tiles = most_tiles<S::kRows, S::kTileColumns>(p);
   if (product::wgmma_blocks<S>(kernel, tiles) == 0) return false;
@@ -340,27 +325,24 @@ bool launch_wgmma(Call& call, const Products& p, const TensorMap& left, const Te
   if (at_once == 0) return false;
   Grid grid = one;
   grid.x *= std::min(tiles, at_once);
-  launch(call, kernel, S::kKind == Kind::kWeights ? grid : grid.programmatic(), S::kThreads, S::kBytes, p, left, right,
-         out);
+  if (S::kKind != Kind::kWeights) grid = grid.programmatic();
+  launch(call, kernel, grid, S::kThreads, S::kBytes, p, left, right);
   return true;
 }
 
 template <int kRows>
 bool multiply_rows(Call& call, const RowProducts<Half>& p) {
   using S = WgmmaShape<Kind::kRows, kRows>;
-  TensorMap left, right, out;
+  TensorMap left, right;
   const int64_t matrix = p.deep * p.columns;
   const TensorMap::Dimension of_x[] = {{p.deep, 1, S::kDeep}, {p.groups.rows, p.deep, S::kLeftBox}};
   const TensorMap::Dimension of_weight[] = {
       {p.columns, 1, 64}, {p.deep, p.columns, S::kDeep}, {p.groups.count, matrix, 1}};
   const TensorMap::Dimension transposed[] = {
       {p.deep, 1, S::kDeep}, {p.columns, p.deep, S::kColumns}, {p.groups.count, matrix, 1}};
-  const TensorMap::Dimension of_out[] = {{p.columns, 1, 64}, {p.groups.rows, p.columns, 16}};
-  if (!left.encode(p.x, of_x) || !right.encode(p.weight, p.is_transposed ? transposed : of_weight) ||
-      !out.encode(p.out, of_out))
-    return false;
-  return p.is_transposed ? launch_wgmma<WgmmaShape<Kind::kTransposedRows, kRows>>(call, p, left, right, out)
-                         : launch_wgmma<S>(call, p, left, right, out);
+  if (!left.encode(p.x, of_x) || !right.encode(p.weight, p.is_transposed ? transposed : of_weight)) return false;
+  return p.is_transposed ? launch_wgmma<WgmmaShape<Kind::kTransposedRows, kRows>>(call, p, left, right)
+                         : launch_wgmma<S>(call, p, left, right);
 }
 
 // TMA counts in 32 bits.
@@ -377,16 +359,14 @@ inline bool multiply_by_wgmma(Call& call, const RowProducts<Half>& p) {
 }
 inline bool multiply_by_wgmma(Call& call, const WeightProducts<Half>& p) {
   using S = WgmmaShape<Kind::kWeights>;
-  TensorMap left, right, out;
+  TensorMap left, right;
   const TensorMap::Dimension of_a[] = {{p.height, 1, 64}, {p.groups.rows, p.height, S::kDeep}};
   const TensorMap::Dimension of_b[] = {{p.columns, 1, 64}, {p.groups.rows, p.columns, S::kDeep}};
-  const TensorMap::Dimension of_out[] = {
-      {p.columns, 1, 64}, {p.height, p.columns, 16}, {p.groups.count, p.height * p.columns, 1}};
   if (p.groups.rows == 0 || !fits_tma({p.groups.count, p.groups.rows, p.height, p.columns}) ||
       !has_packs(p.a, p.height) || !has_packs(p.b, p.columns) || !has_packs(p.out, p.columns) ||
-      !left.encode(p.a, of_a) || !right.encode(p.b, of_b) || !out.encode(p.out, of_out))
+      !left.encode(p.a, of_a) || !right.encode(p.b, of_b))
     return false;
-  return launch_wgmma<S>(call, p, left, right, out);
+  return launch_wgmma<S>(call, p, left, right);
 }
 
 #else

@@ -19,7 +19,7 @@ __device__ __forceinline__ void cp_async_bulk_prefetch_L2(const void* from, int 
   MSOPS_SM90("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(from), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void cp_async_bulk(void* to, unsigned from, int bytes) {
+__device__ __forceinline__ void cp_async_bulk(float* to, unsigned from, int bytes) {
   MSOPS_SM90("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" : : "l"(to), "r"(from),
              "r"(bytes) : "memory");
 }

@@ -67,15 +67,6 @@ __device__ __forceinline__ void tma_load_5d_multicast(unsigned to, unsigned barr
       "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "h"(blocks) : "memory");
 }
 
-// Begins to copy a box from shared memory to where it begins at these coordinates; what is beyond the sizes is left
-// out. The copies of a thread are committed and waited for as those of cp_async_bulk.
-__device__ __forceinline__ void tma_store_5d(const TensorMap& map, unsigned from, int x0, int x1, int x2, int x3,
-                                             int x4) {
-  MSOPS_SM90(
-      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" : : "l"(&map),
-      "r"(from), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
-}
-
 #endif
 
 }  // namespace msops

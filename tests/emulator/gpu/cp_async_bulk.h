@@ -17,7 +17,7 @@ inline void cp_async_bulk_prefetch_L2(const void* from, int bytes) {
   if (reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16)
     emulator::fail("cp.async.bulk.prefetch with an unaligned address or bytes");
 }
-inline void cp_async_bulk(void* to, unsigned from, int bytes) {
+inline void cp_async_bulk(float* to, unsigned from, int bytes) {
   if (from % 16 || reinterpret_cast<uintptr_t>(to) % 16) emulator::fail("cp.async.bulk with unaligned addresses");
   std::memcpy(to, emulator::shared_memory(from), bytes);
 }

@@ -74,11 +74,4 @@ inline void tma_load_5d(unsigned to, unsigned barrier, const TensorMap& map, int
   tma_load_5d_multicast(to, barrier, map, x0, x1, x2, x3, x4, static_cast<uint16_t>(1 << own));
 }
 
-inline void tma_store_5d(const TensorMap& map, unsigned from, int x0, int x1, int x2, int x3, int x4) {
-  if (from % 128) emulator::fail("TMA with an address that is not aligned");
-  map.for_box({x0, x1, x2, x3, x4}, [&](unsigned offset, const char* to, int item) {
-    if (to) std::memcpy(const_cast<char*>(to), emulator::shared_memory(emulator::swizzled_128(from + offset)), item);
-  });
-}
-
 }  // namespace msops
