@@ -84,7 +84,7 @@ MSOPS_ENTRY(GroupedMatmulForward) {
   const Inputs in(call);
   const Tensor out = call.tensor("out", 2), bounds = call.tensor_of("int64", "bounds", 1);
   call.require_shape(out, {in.rows, in.columns});
-  call.require_shape(bounds, {2 * (in.groups + 2)});
+  call.require_shape(bounds, {3 * (in.groups + 2)});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const Groups groups = in.find_groups(call, bounds);
@@ -102,7 +102,7 @@ MSOPS_ENTRY(GroupedMatmulBackward) {
   call.require_same_shape(dx, in.x);
   call.require_same_shape(dweight, in.weight);
   call.require_gradient(dbias, in.bias);
-  call.require_shape(bounds, {2 * (in.groups + 2)});
+  call.require_shape(bounds, {3 * (in.groups + 2)});
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
     const T *const x = in.x.as<T>(), *const of_out = dout.as<T>();

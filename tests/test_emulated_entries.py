@@ -238,7 +238,7 @@ def test_sizes_of_groups_out_of_range(sizes, counted):
     operator, results = grouped_products(False).without("bias"), []
     x, weight = random(0, "float64", (6, 4), (3, 4, 5))
     for each in (sizes, counted):
-        out, bounds = np.full((6, 5), np.nan), np.empty(10, np.int64)
+        out, bounds = np.full((6, 5), np.nan), np.empty(15, np.int64)
         assert Emulator().status(operator, [x, weight, np.array(each), out, bounds]) == 0
         assert bounds[:5].tolist() == [0, *np.cumsum(counted), 6]
         results.append(out)
@@ -247,14 +247,14 @@ def test_sizes_of_groups_out_of_range(sizes, counted):
 
 @pytest.mark.parametrize("groups", [1100], ids="grouped_matmul {}".format)
 def test_sizes_of_many_groups(groups):
-    """One block adds up the sizes of more groups than it has threads, and how many tiles of 128 rows they take."""
+    """One block adds up the sizes of more groups than it has threads, and how many tiles of 128 and of 256 rows they take."""
     sizes = np.random.default_rng(0).choice((0, 1, 128, 129, 300), groups)
     begins = np.append(0, np.cumsum(sizes))
     x, weight, out = np.empty((begins[-1] + 200, 4)), np.empty((groups, 4, 0)), np.empty((begins[-1] + 200, 0))
-    operator, bounds = grouped_products(False).without("bias"), np.empty(2 * groups + 4, np.int64)
+    operator, bounds = grouped_products(False).without("bias"), np.empty(3 * groups + 6, np.int64)
     assert Emulator().status(operator, [x, weight, sizes, out, bounds]) == 0
-    tiles = np.cumsum([0, *-(-sizes // 128), 2])
-    np.testing.assert_array_equal(bounds, [*begins, len(x), *tiles])
+    tiles, large = np.cumsum([0, *-(-sizes // 128), 2]), np.cumsum([0, *-(-sizes // 256), 1])
+    np.testing.assert_array_equal(bounds, [*begins, len(x), *tiles, *large])
 
 
 class FewParts(Emulator):

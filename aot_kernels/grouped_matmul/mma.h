@@ -33,7 +33,7 @@ __device__ __forceinline__ void multiply_by_mma(const Products& p, const Aligned
   using Right = MmaSide<S, kRightByTerms>;
   extern __shared__ __align__(1024) unsigned char shared[];
   T* const stages = reinterpret_cast<T*>(shared);
-  const Place place = find_place<S::kSide>(p, blockIdx.x);
+  const Place place = find_place<kTileRows, S::kSide>(p, blockIdx.x);
   if (place.rows == 0) return;
   const Vectors<T> left = p.left(place), right = p.right(place);
   const int64_t tiles = parts(place.deep, S::kDeep);
@@ -77,7 +77,7 @@ bool launch_mma(Call& call, const Products<T>& p, const Aligned& aligned) {
   using S = MmaShape<T>;
   const auto kernel = mma_kernel<S, kLeftByTerms, kRightByTerms, Products<T>>;
   if (!is_compiled_for(80, kernel) || Gpu().dynamic_bytes() < S::kBytes) return false;
-  launch(call, kernel, most_tiles<S::kSide>(p), S::kThreads, S::kBytes, p, aligned);
+  launch(call, kernel, most_tiles<kTileRows, S::kSide>(p), S::kThreads, S::kBytes, p, aligned);
   return true;
 }
 

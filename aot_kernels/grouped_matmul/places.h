@@ -6,17 +6,18 @@
 
 #ifdef __CUDACC__
 
+#include "../common/gpu/griddepcontrol.h"
 #include "../common/launch.h"
 
 namespace msops::grouped_matmul {
 
-// Tiles of a result are as many as `down` times `across`. Blocks that run at once take neighbours, and so read the same
-// rows and columns, which the L2 cache then has: they go down through kAtOnce columns of tiles before the next ones.
+// Tiles of a group's result are as many as `down` times `across`. Blocks that run at once take neighbours, and so read
+// the same rows and columns, which the L2 cache then has: they go down through kAtOnce columns of tiles before the next
+// ones.
 struct TileOrder {
   static constexpr int64_t kAtOnce = 8;
   int64_t down, across;
 
-  MSOPS_BOTH int64_t count() const { return down * across; }
   __device__ __forceinline__ void find(int64_t number, int64_t& row, int64_t& column) const {
     const int64_t first = number / (down * kAtOnce) * kAtOnce, rest = number - first * down;
     const int64_t wide = across - first < kAtOnce ? across - first : kAtOnce;
@@ -27,33 +28,34 @@ struct TileOrder {
 MSOPS_BOTH int64_t parts(int64_t n, int64_t of) { return (n + of - 1) / of; }
 __device__ __forceinline__ int limited(int64_t n, int most) { return n < most ? static_cast<int>(n) : most; }
 
-// Return the order of a result's tiles of kTileRows rows.
-template <int kColumns, typename T>
-__device__ __forceinline__ TileOrder order_of(const RowProducts<T>& p) {
-  return {p.groups.first_tile(p.groups.count + 1), parts(p.columns, kColumns)};
+// Return how many tiles a result has.
+template <int kRows, int kColumns, typename T>
+__device__ __forceinline__ int64_t tiles_of(const RowProducts<T>& p) {
+  return p.groups.template first_tile<kRows>(p.groups.count + 1) * parts(p.columns, kColumns);
 }
-template <int kColumns, typename T>
-MSOPS_BOTH TileOrder order_of(const WeightProducts<T>& p) {
-  return {p.groups.count * parts(p.height, kTileRows), parts(p.columns, kColumns)};
+template <int kRows, int kColumns, typename T>
+MSOPS_BOTH int64_t tiles_of(const WeightProducts<T>& p) {
+  return p.groups.count * parts(p.height, kRows) * parts(p.columns, kColumns);
 }
 
 // Return how many tiles there are at most, whatever the sizes of groups are.
-template <int kColumns, typename T>
+template <int kRows, int kColumns, typename T>
 int64_t most_tiles(const RowProducts<T>& p) {
-  return (p.groups.rows / kTileRows + p.groups.count + 1) * parts(p.columns, kColumns);
+  return (p.groups.rows / kRows + p.groups.count + 1) * parts(p.columns, kColumns);
 }
-template <int kColumns, typename T>
+template <int kRows, int kColumns, typename T>
 int64_t most_tiles(const WeightProducts<T>& p) {
-  return order_of<kColumns>(p).count();
+  return tiles_of<kRows, kColumns>(p);
 }
 
-// Returns the last group that begins with this tile or before. All lanes of a warp call this: each looks at one of 32
-// groups, until one is left.
+// Returns the last group whose tiles, down its rows, begin with this one or before. All lanes of a warp call this: each
+// looks at one of 32 groups, until one is left.
+template <int kRows>
 __device__ __forceinline__ int64_t group_of(const Groups& groups, int64_t tile) {
   int64_t group = 0;
   for (int64_t left = groups.count + 1; left > 1;) {  // groups that may be it
     const int64_t apart = parts(left, 32), other = group + threadIdx.x % 32 * apart;
-    const bool is_before = other < group + left && groups.first_tile(other) <= tile;
+    const bool is_before = other < group + left && groups.template first_tile<kRows>(other) <= tile;
     const int64_t chosen = (__popc(__ballot_sync(~0u, is_before)) - 1) * apart;
     left = apart < left - chosen ? apart : left - chosen;
     group += chosen;
@@ -61,34 +63,36 @@ __device__ __forceinline__ int64_t group_of(const Groups& groups, int64_t tile) 
   return group;
 }
 
-// Return the place of a tile, which has no rows if there are fewer tiles. All lanes of a warp call these.
-template <int kColumns, typename T>
+// Return the place of a tile, which has no rows if there are fewer tiles. All tiles of a group come before those of the
+// next one. All lanes of a warp call these.
+template <int kRows, int kColumns, typename T>
 __device__ __forceinline__ Place find_place(const RowProducts<T>& p, int64_t number) {
-  const TileOrder order = order_of<kColumns>(p);
-  if (number >= order.count()) return {};
-  int64_t tile, column;
-  order.find(number, tile, column);
-  const int64_t group = group_of(p.groups, tile);
-  const int64_t row = (tile - p.groups.first_tile(group)) * kTileRows;
-  column *= kColumns;
+  if (number >= tiles_of<kRows, kColumns>(p)) return {};
+  const Groups& groups = p.groups;
+  const int64_t across = parts(p.columns, kColumns), group = group_of<kRows>(groups, number / across);
+  const int64_t first = groups.template first_tile<kRows>(group);
+  int64_t row, column;
+  TileOrder{groups.template first_tile<kRows>(group + 1) - first, across}.find(number - first * across, row, column);
+  row *= kRows, column *= kColumns;
   return {group,
-          p.groups.begin(group) + row,
+          groups.begin(group) + row,
           column,
-          limited(p.groups.size(group) - row, kTileRows),
+          limited(groups.size(group) - row, kRows),
           limited(p.columns - column, kColumns),
           0,
-          group < p.groups.count ? p.deep : 0};
+          group < groups.count ? p.deep : 0};
 }
-template <int kColumns, typename T>
+template <int kRows, int kColumns, typename T>
 __device__ __forceinline__ Place find_place(const WeightProducts<T>& p, int64_t number) {
-  int64_t tile, column;
-  order_of<kColumns>(p).find(number, tile, column);
-  const int64_t down = parts(p.height, kTileRows), group = tile / down, row = tile % down * kTileRows;
-  column *= kColumns;
+  const TileOrder order{parts(p.height, kRows), parts(p.columns, kColumns)};
+  const int64_t of_group = order.down * order.across, group = number / of_group;
+  int64_t row, column;
+  order.find(number - group * of_group, row, column);
+  row *= kRows, column *= kColumns;
   return {group,
           row,
           column,
-          limited(p.height - row, kTileRows),
+          limited(p.height - row, kRows),
           limited(p.columns - column, kColumns),
           p.groups.begin(group),
           p.groups.size(group)};
@@ -98,31 +102,37 @@ __device__ __forceinline__ Place find_place(const WeightProducts<T>& p, int64_t 
 // up as many sizes as it has threads at a time.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) bounds_kernel(Groups groups, Integers sizes, int64_t* bounds) {
-  __shared__ int64_t sums[kThreads];
-  const int thread = threadIdx.x;
+  constexpr int kWarps = kThreads / 32;
+  __shared__ int64_t sums[kWarps];
+  griddepcontrol_launch_dependents();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto within = [&](int64_t row) { return row < 0 ? 0 : row < groups.rows ? row : groups.rows; };
   // Adds the numbers of the threads before to `begin`, and those of all threads to `next`, which they have in common.
   const auto scan = [&](int64_t number, int64_t& begin, int64_t& next) {
-    sums[thread] = number;
-    __syncthreads();
-    for (int apart = 1; apart < kThreads; apart *= 2) {
-      const int64_t other = thread >= apart ? sums[thread - apart] : 0;
-      __syncthreads();
-      sums[thread] += other;
-      __syncthreads();
+    int64_t sum = number;
+    for (int apart = 1; apart < 32; apart *= 2) {
+      const int64_t other = __shfl_up_sync(~0u, sum, apart);
+      if (lane >= apart) sum += other;
     }
-    begin = next + (thread > 0 ? sums[thread - 1] : 0);
-    next += sums[kThreads - 1];
+    if (lane == 31) sums[warp] = sum;
+    __syncthreads();
+    begin = next + sum - number;
+    for (int i = 0; i < kWarps; ++i) next += sums[i], begin += i < warp ? sums[i] : 0;
     __syncthreads();
   };
-  int64_t next_row = 0, next_tile = 0;
+  int64_t next_row = 0, next_tile = 0, next_large = 0;
   for (int64_t first = 0; first < groups.count + 2; first += kThreads) {
-    const int64_t group = first + thread;
+    const int64_t group = first + threadIdx.x;
     const int64_t size = group < groups.count ? within(sizes[group]) : group == groups.count ? groups.rows : 0;
-    int64_t row, tile;
+    int64_t row, tile, large;
     scan(size, row, next_row);
-    scan(parts(within(row + size) - within(row), kTileRows), tile, next_tile);
-    if (group < groups.count + 2) bounds[group] = within(row), bounds[groups.count + 2 + group] = tile;
+    const int64_t inside = within(row + size) - within(row);
+    scan(parts(inside, kTileRows), tile, next_tile);
+    scan(parts(inside, 2 * kTileRows), large, next_large);
+    if (group < groups.count + 2) {
+      int64_t* const to = bounds + group;
+      to[0] = within(row), to[groups.count + 2] = tile, to[2 * (groups.count + 2)] = large;
+    }
     next_row = within(next_row);
   }
 }

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(256) plain_kernel(const __grid_constant__ Prod
   using C = Compute<T>;
   constexpr int kDeep = 16, kEach = 4, kDown = kTileRows / kEach, kAcross = kPlainColumns / kEach;
   __shared__ C a[kDeep][kTileRows + 1], b[kDeep][kPlainColumns + 1];
-  const Place place = find_place<kPlainColumns>(p, blockIdx.x);
+  const Place place = find_place<kTileRows, kPlainColumns>(p, blockIdx.x);
   const int row = threadIdx.x / kAcross, column = threadIdx.x % kAcross;
   if (place.rows == 0) return;
   C sums[kEach][kEach];
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(256) plain_kernel(const __grid_constant__ Prod
 
 template <typename T, template <typename> class Products>
 void multiply_plainly(Call& call, const Products<T>& p) {
-  launch(call, plain_kernel<T, Products<T>>, most_tiles<kPlainColumns>(p), 256, 0, p);
+  launch(call, plain_kernel<T, Products<T>>, most_tiles<kTileRows, kPlainColumns>(p), 256, 0, p);
 }
 
 }  // namespace msops::grouped_matmul

@@ -8,16 +8,21 @@ namespace msops::grouped_matmul {
 
 using product::Vectors;
 
-constexpr int kTileRows = 128;  // of a tile on a GPU, all of which belong to one group
+constexpr int kTileRows = 128;  // of a tile on a GPU, all of which belong to one group; large tiles have twice as many
 
 // Groups says which rows each group has. The rows after the last group are as those of one more group.
 struct Groups {
   int64_t count, rows;
-  const int64_t* bounds;  // (2, count + 2): where groups, and their tiles on a GPU, begin, and where the last ones end
+  // (3, count + 2): where groups begin and, on a GPU, their tiles and their large tiles, and where the last ones end
+  const int64_t* bounds;
 
   MSOPS_BOTH int64_t begin(int64_t group) const { return bounds[group]; }
   MSOPS_BOTH int64_t size(int64_t group) const { return bounds[group + 1] - bounds[group]; }
-  MSOPS_BOTH int64_t first_tile(int64_t group) const { return bounds[count + 2 + group]; }
+  template <int kRows>
+  MSOPS_BOTH int64_t first_tile(int64_t group) const {
+    static_assert(kRows == kTileRows || kRows == 2 * kTileRows, "tiles are of two sizes");
+    return bounds[kRows / kTileRows * (count + 2) + group];
+  }
 };
 
 // A Place is where a tile of a result is: `rows` rows and `columns` columns of it, from a row and a column on. Each
@@ -51,10 +56,11 @@ struct RowProducts {
   MSOPS_BOTH Vectors<T> left(const Place& place) const { return left(place.row); }
   MSOPS_BOTH Vectors<T> right(const Place& place) const { return right(place.group, place.column); }
   MSOPS_BOTH T* to(const Place& place) const { return to(place.row, place.column); }
-  // Returns what sums in a column of a place begin with.
+  // Return whether sums of a place have a further term, and that of a column.
+  MSOPS_BOTH bool has_first(const Place& place) const { return bias.data && place.group < groups.count; }
   MSOPS_BOTH Compute<T> first_of(const Place& place, int column) const {
-    const bool has_bias = place.group < groups.count && column < place.columns;
-    return has_bias ? bias[place.group * columns + place.column + column] : Compute<T>(0);
+    return has_first(place) && column < place.columns ? bias[place.group * columns + place.column + column]
+                                                      : Compute<T>(0);
   }
 };
 
@@ -75,6 +81,7 @@ struct WeightProducts {
   MSOPS_BOTH T* to(const Place& place) const {
     return out + (place.group * height + place.row) * columns + place.column;
   }
+  MSOPS_BOTH bool has_first(const Place&) const { return false; }
   MSOPS_BOTH Compute<T> first_of(const Place&, int) const { return 0; }
 };
 

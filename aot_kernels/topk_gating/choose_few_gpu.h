@@ -81,9 +81,14 @@ class FewOfRows {
         shares_.total = sum_over(total, lanes);
       }
       each_block([&](int b, C(&x)[kSorted]) {
+        if (all.s.is_sigmoid) {
+          for (int j = 0; j < kSorted; ++j) x[j] = Activations<T>::sigmoid(x[j]);
+        } else {
+          for (int j = 0; j < kSorted; ++j) x[j] = shares_.share(shares_.term(x[j]));
+        }
         C bias[kSorted] = {};
         if (all.bias.data) load_block(bias_, expert_ + b * kSorted, kSorted, bias);
-        for (int j = 0; j < kSorted; ++j) x[j] = ordered(all.score(x[j], shares_) + bias[j]);
+        for (int j = 0; j < kSorted; ++j) x[j] = std::fmax(x[j] + bias[j], kLowest);  // as `ordered` does
         store_scores(b, x);
       });
       __syncwarp();

@@ -154,12 +154,12 @@ def operators(transpose_weight: bool) -> Operator:
     inputs = f"x(N, K), {weight}, group_sizes(E, dtype=index), bias(E, M, dtype=common|float32)?"
     backward = custom_op(
         _LIBRARY.GroupedMatmulBackward,
-        f"{inputs}, dout(N, M) -> dx(N, K), d{weight}, dbias(E, M, dtype=bias)?; bounds(2 * E + 4, dtype=int64)",
+        f"{inputs}, dout(N, M) -> dx(N, K), d{weight}, dbias(E, M, dtype=bias)?; bounds(3 * E + 6, dtype=int64)",
         transpose_weight=transposes,
     )
     return custom_op(
         _LIBRARY.GroupedMatmulForward,
-        f"{inputs} -> out(N, M); bounds(2 * E + 4, dtype=int64)",
+        f"{inputs} -> out(N, M); bounds(3 * E + 6, dtype=int64)",
         gradient=backward,
         transpose_weight=transposes,
     )

@@ -72,6 +72,7 @@ class TestMoEUnpermute(OperatorTest):
         "halves of packs": case(90, 36, 40, 2),
         "many choices": case(300, 8, 9, 31),
         "long rows": case(20, 4104, 5, 3),
+        "long rows, many choices": case(90, 1032, 4, 35),
     }
     small = "small"
     hostile = ("small", "without weights", "padded")

@@ -19,10 +19,12 @@ __device__ __forceinline__ void wgmma_wait_group() {
 }
 
 // Describes a matrix in shared memory that is to be transposed, in tiles of 64 columns whose rows, of 128 bytes, are
-// stored as TMA does with its swizzle of 128 bytes. The tiles are at a distance of `bytes`.
+// stored as TMA does with its swizzle of 128 bytes. The tiles are at a distance of `bytes`. In a cluster, addresses have
+// the block's number above their lower 18 bits, which would change the distance.
 __device__ __forceinline__ uint64_t wgmma_transposed(unsigned address, unsigned bytes) {
   constexpr uint64_t kSwizzle128 = 1, kBytesOf8Rows = 1024;
-  return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | static_cast<uint64_t>(bytes / 16) << 16 | address / 16;
+  const unsigned packs = address % (1 << 18) / 16;
+  return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | static_cast<uint64_t>(bytes / 16) << 16 | packs;
 }
 
 // Describes a matrix of one such tile that is not to be transposed.

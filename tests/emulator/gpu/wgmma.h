@@ -15,7 +15,7 @@ void wgmma_wait_group() {
 
 inline uint64_t wgmma_matrix(unsigned address) {
   constexpr uint64_t kSwizzle128 = 1, kBytesOf8Rows = 1024;
-  return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | 1 << 16 | address / 16;
+  return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | 1 << 16 | address % (1 << 18) / 16;
 }
 
 inline void wgmma_m64n64k8(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
@@ -42,7 +42,8 @@ inline void wgmma_m64n64k8(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
 
 inline uint64_t wgmma_transposed(unsigned address, unsigned bytes) {
   constexpr uint64_t kSwizzle128 = 1, kBytesOf8Rows = 1024;
-  return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | static_cast<uint64_t>(bytes / 16) << 16 | address / 16;
+  return kSwizzle128 << 62 | kBytesOf8Rows / 16 << 32 | static_cast<uint64_t>(bytes / 16) << 16 |
+         address % (1 << 18) / 16;
 }
 
 template <typename T, int kN>
@@ -107,6 +108,10 @@ void wgmma_k16(float (&d)[kN][4], uint64_t a, uint64_t b, int adds) {
 }
 template <int kTransposed, int kTransposedA>
 void wgmma_m64n64k16(float (&d)[8][4], uint64_t a, uint64_t b, int adds) {
+  multiply_matrices<kTransposed, kTransposedA>(d, a, b, adds);
+}
+template <int kTransposed, int kTransposedA>
+void wgmma_m64n128k16(float (&d)[16][4], uint64_t a, uint64_t b, int adds) {
   multiply_matrices<kTransposed, kTransposedA>(d, a, b, adds);
 }
 template <int kTransposed, int kTransposedA>

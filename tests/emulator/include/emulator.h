@@ -216,12 +216,14 @@ inline void cluster_barrier() {
 
 // ---- Shared memory ----
 
-// Returns the address of shared memory as instructions take it, and the memory at such an address.
+// Returns the address of shared memory as instructions take it, and the memory at such an address. An address has the
+// number of the block in its cluster above its lower 24 bits.
 inline unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - dynamic_shared + kSharedBase);
+  return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - dynamic_shared + kSharedBase) +
+         (block->rank % block->cluster->size << 24);
 }
 inline unsigned char* shared_memory(unsigned address) {
-  return dynamic_shared + static_cast<int>(address - kSharedBase);
+  return dynamic_shared + (static_cast<int>((address - kSharedBase) << 8) >> 8);
 }
 
 // Returns the place in a block's shared memory that `pointer` has in this block's. All variables of a module are
