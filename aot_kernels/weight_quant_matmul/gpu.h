@@ -13,7 +13,7 @@ namespace msops::weight_quant_matmul {
 template <typename T>
 void multiply_on_gpu(Call& call, const Products<T>& p) {
   if constexpr (std::is_same<T, Half>::value)
-    if (multiply_few(call, p) || multiply_terms(call, p)) return;
+    if (multiply_few(call, p) || multiply_by_wgmma(call, p)) return;
   if (multiply_lines(call, p)) return;
   if constexpr (!std::is_same<T, double>::value)
     if (multiply_tiles(call, p)) return;

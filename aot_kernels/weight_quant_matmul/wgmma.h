@@ -1,17 +1,8 @@
-// Products of float16 by wgmma on sm_90a, for weights whose terms lie close together: codes are widened in the
-// registers of the warps that multiply them.
-//
-// The weights are the left operand, so that a token is a column. One thread copies codes and x by TMA into a ring of
-// stages. A warp has 16 kM neighbouring outputs, and a lane the kEach of them from number kEach row on, where row is
-// lane / 4: they are rows `row` and row + 8 of its wgmmas, so that a lane stores neighbours. Where there are few tiles,
-// the blocks of a cluster share the terms of one, and then add their sums in order.
+// Products of float16 by wgmma on sm_90a, for rows of whole packs of 16 bytes and groups of 32 n. One thread copies
+// codes and x by TMA into a ring of stages, and the warps of two warpgroups widen and multiply them (see wgmma_warp.h).
 #pragma once
 
-#include "../common/gpu/cluster.h"
-#include "../common/gpu/divisor.h"
-#include "../shared/product/mma_sides.h"
-#include "../shared/product/wgmma_tiles.h"
-#include "widen_pairs.h"
+#include "wgmma_warp.h"
 
 #ifdef __CUDACC__
 
@@ -19,85 +10,12 @@ namespace msops::weight_quant_matmul {
 
 #if CUDART_VERSION >= 12000
 
-// Tiles of kWide have 128 outputs and 256 tokens, so that codes are widened for many. Those of kTall have 256 outputs
-// and 128 tokens. Those of kShared have 128 outputs and 64 tokens, whose terms the blocks of a cluster share.
-enum class Tiling { kWide, kTall, kShared };
-
-// How weights lie, and what has a scale: kTerms are (outputs, terms) with groups of terms, kOutputs are (terms,
-// outputs) with groups of terms, kScaledTerms are (terms, outputs) with groups of outputs, so that each term has a
-// scale of its own.
-enum class Layout { kTerms, kOutputs, kScaledTerms };
-
-// kIsExact is for whole zero points and scales of float16: code - zero point is exact in float16, and its product with
-// the scale is rounded once. Each of two warpgroups has half of a tile's outputs, and another warp copies: the last one
-// or, where registers move between warpgroups, the first one.
-template <int kBits_, bool kIsExact_, Tiling kTiling, Layout kLayout_>
-struct TermsShape {
-  static constexpr Layout kLayout = kLayout_;
-  static constexpr bool kByTerms = kLayout == Layout::kTerms, kScalesTerms = kLayout == Layout::kScaledTerms;
-  static constexpr bool kIsExact = kIsExact_, kIsShared = kTiling == Tiling::kShared;
-  static constexpr int kBits = kBits_, kM = kTiling == Tiling::kTall ? 2 : 1, kConsumers = 2;
-  static constexpr int kFirst = kIsShared ? 0 : 4, kThreads = 128 * kConsumers + (kIsShared ? 32 : 128);
-  static constexpr int kOutputs = 64 * kM * kConsumers, kEach = 2 * kM;     // of a tile, and of a lane
-  static constexpr int kTokens = kTiling == Tiling::kWide ? 256 : 64 * kM;  // of a tile
-  static constexpr int kDeep = kByTerms && kBits == 4 && kTiling != Tiling::kWide ? 128 : 64;
-  static constexpr int kRowBytes = (kByTerms ? kDeep : kOutputs) * kBits / 8, kCodeBytes = kOutputs * kDeep * kBits / 8;
-  static constexpr int kPiece = 32, kPieces = kDeep / kPiece;  // terms that always share a scale
-  static constexpr int kStages = 192 * 1024 / (kTokens * kDeep * 2 + kCodeBytes) / (kIsShared ? 2 : 1);
-  static constexpr int kProducerRegisters = 40, kRegisters = 232, kBlocks = kIsShared ? 2 : 1;
-
-  // Codes are (kEach, kOutputs / kEach, kRowBytes), where the first axis is an output's number modulo kEach, or (kDeep
-  // / 8, 2, 4, kRowBytes), where the second axis is a term's number modulo 2. Then lanes of a quad read from different
-  // banks.
-  struct Stage {
-    using Element = unsigned char;
-    using X = product::SharedTile<kTokens, kDeep>;
-    static constexpr int kBytes = X::kBytes + kCodeBytes;
-    unsigned address;
-
-    __device__ __forceinline__ X x() const { return {address}; }
-    __device__ __forceinline__ unsigned codes() const { return address + X::kBytes; }
-  };
-  using Factors = product::Ring<kStages, Stage>;
-  using Memory = product::SharedMemory<Factors>;
-  static constexpr int kTableBytes = 1024, kBytes = Memory::kBytes + kTableBytes;
-
-  // In the end, the sums of a block of a cluster (kTokens, kOutputs) take the stages' place.
-  static constexpr int kStride = kOutputs + 4, kMostParts = 4;  // kMostParts: blocks of a cluster
-  static_assert(!kIsShared || kTokens * kStride * 4 <= Factors::kBytes, "the sums take the stages' place");
-};
-
-// Tiles of neighbouring blocks, or clusters, have the same outputs, so that they share codes. A block computes the
-// products of a tile with terms from `first` to `end`, which are whole stages.
-template <typename S>
-struct TermsTiles {
-  const Products<Half>& p;
-  int64_t tile, apart, first = 0, end = p.deep;
-
-  __device__ __forceinline__ explicit TermsTiles(const Products<Half>& products) : p(products) {
-    const unsigned parts = S::kIsShared ? cluster_nctarank() : 1;
-    tile = blockIdx.x / parts, apart = gridDim.x / parts;
-    if (!S::kIsShared) return;
-    const int64_t stages = (p.deep + S::kDeep - 1) / S::kDeep, part = cluster_ctarank();
-    first = stages * part / parts * S::kDeep;
-    if (part + 1 < parts) end = stages * (part + 1) / parts * S::kDeep;
-  }
-  static MSOPS_BOTH int64_t down(const Products<Half>& p) { return (p.tokens + S::kTokens - 1) / S::kTokens; }
-  static MSOPS_BOTH int64_t count(const Products<Half>& p) {
-    return down(p) * ((p.outputs + S::kOutputs - 1) / S::kOutputs);
-  }
-  __device__ __forceinline__ bool has_more() const { return tile < count(p); }
-  __device__ __forceinline__ void advance() { tile += apart; }
-  __device__ __forceinline__ int64_t token() const { return tile % down(p) * S::kTokens; }
-  __device__ __forceinline__ int64_t output() const { return tile / down(p) * S::kOutputs; }
-};
-
 // Fills stages. One thread calls this.
 template <typename S>
 __device__ __forceinline__ void copy_stages(const Products<Half>& p, const TensorMap& x, const TensorMap& codes,
                                             const typename S::Factors& factors) {
   unsigned copy = 0;
-  for (TermsTiles<S> tiles(p); tiles.has_more(); tiles.advance()) {
+  for (WgmmaTiles<S> tiles(p); tiles.has_more(); tiles.advance()) {
     const int token = static_cast<int>(tiles.token()), output = static_cast<int>(tiles.output());
     for (int k = static_cast<int>(tiles.first); k < static_cast<int>(tiles.end); k += S::kDeep, ++copy) {
       const typename S::Stage stage = factors.tile(copy);
@@ -115,242 +33,10 @@ __device__ __forceinline__ void copy_stages(const Products<Half>& p, const Tenso
   }
 }
 
-// TermsWarp computes a warp's outputs of the block's tiles.
-template <typename S>
-class TermsWarp {
- public:
-  // `pairs` has what the two codes of a byte stand for, if there is a table. `groups` divides numbers of pieces.
-  __device__ __forceinline__ TermsWarp(const Products<Half>& p, const Divisor& groups, const uint32_t* pairs,
-                                       const typename S::Memory& memory, const typename S::Factors& factors, int warp)
-      : p_(p), groups_(groups), pairs_(pairs), memory_(memory), factors_(factors), warp_(warp) {}
-
-  __device__ __forceinline__ void compute() {
-    unsigned copy = 0;
-    for (TermsTiles<S> tiles(p_); tiles.has_more(); tiles.advance()) {
-      const int64_t output = tiles.output() + 16 * S::kM * warp_ + S::kEach * row_;
-      int rest, adds = 0;
-      group_ = S::kScalesTerms ? groups_.divide(static_cast<int>(output / 16), &rest) : 0;
-      const int piece_before = static_cast<int>(tiles.first) / S::kPiece;
-      load_scales(output, S::kScalesTerms ? piece_before : groups_.divide(piece_before, &rest));
-      const unsigned first = copy;
-      for (int k = static_cast<int>(tiles.first); k < static_cast<int>(tiles.end); k += S::kDeep, ++copy) {
-        factors_.wait(copy);
-        const typename S::Stage stage = factors_.tile(copy);
-        const unsigned char* const codes = memory_[stage] + S::Stage::X::kBytes;
-        Codewords words;
-        read(words, codes, 0);
-        unrolled<S::kPieces>([&](int piece) {
-          find_scales(output, k / S::kPiece + piece, copy == first && piece == 0);
-          widen(a_[piece % 2], words);
-          if (piece + 1 < S::kPieces) read(words, codes, piece + 1);
-          wgmma_fence();
-          unrolled<2, S::kM>([&](int step, int m) {
-            wgmma_k16<0>(sums_[m], a_[piece % 2][m][step], stage.x().columns(2 * piece + step), step > 0 ? 1 : adds);
-          });
-          wgmma_commit_group();
-          adds = 1;
-          wgmma_wait_group<1>();  // the registers of the piece before are free
-          if (piece == 0 && copy != first) factors_.release(copy - 1);
-        });
-      }
-      wgmma_wait_group<0>();
-      unrolled<S::kM>([&](int m) { wgmma_fence_operand(sums_[m]); });
-      if constexpr (S::kIsShared) return;
-      factors_.release(copy - 1);
-      store(output, tiles.token());
-    }
-  }
-
-  // Leaves the sums in shared memory: (kTokens, kStride).
-  __device__ __forceinline__ void put(float* to) const {
-    unrolled<S::kTokens / 8, 2>([&](int n, int i) {
-      Pack<float, S::kEach> pack;
-      unrolled<S::kEach>([&](int j) { pack.values[j] = sums_[j / 2][n][2 * (j % 2) + i]; });
-      msops::store(to + (8 * n + 2 * quad_ + i) * S::kStride + 16 * S::kM * warp_ + S::kEach * row_, pack);
-    });
-  }
-
- private:
-  // What the lane's outputs have of a piece. By terms, these are words of 16 bytes, which all lanes of a quad read;
-  // else pairs of terms, of which a half has both outputs of one.
-  struct Codewords {
-    uint4 of[S::kEach][S::kBits / 4];
-    uint32_t pairs[2][2];  // (step, upper)
-  };
-  __device__ __forceinline__ void read(Codewords& words, const unsigned char* codes, int piece) const {
-    if constexpr (S::kByTerms) {
-      unrolled<S::kEach, S::kBits / 4>([&](int j, int i) {
-        const unsigned char* const from = codes + (j * (S::kOutputs / S::kEach) + 8 * warp_ + row_) * S::kRowBytes;
-        words.of[j][i] = reinterpret_cast<const uint4*>(from + piece * 4 * S::kBits)[i];
-      });
-    } else {
-      unrolled<2, 2>([&](int step, int upper) {
-        uint32_t of_term[2];
-        unrolled<2>([&](int i) {
-          const int row = ((4 * piece + 2 * step + upper) * 2 + i) * 4 + quad_;
-          if constexpr (S::kBits == 4) {
-            of_term[i] = codes[row * S::kRowBytes + 8 * warp_ + row_];
-          } else {
-            const unsigned char* const from = codes + row * S::kRowBytes + (warp_ ^ row % 8) * 16 + 2 * row_;
-            of_term[i] = *reinterpret_cast<const uint16_t*>(from);
-          }
-        });
-        words.pairs[step][upper] = prmt<0x5410>(of_term[0], of_term[1]);
-      });
-    }
-  }
-
-  // Begins to load the scales and zero points of a group for the lane's outputs or, if terms have scales, of a piece
-  // for the lane's terms. They are converted when they are used, so that nothing waits for them before.
-  __device__ __forceinline__ void load_scales(int64_t output, int number) {
-    const Codes<Half>& w = p_.weights;
-    if (output >= p_.outputs) return;
-    if constexpr (S::kScalesTerms) {
-      unrolled<kSlots, 2>([&](int slot, int i) {
-        const int64_t term = int64_t{number} * S::kPiece + 8 * slot + 2 * quad_ + i;
-        if (term < p_.deep) load_scale(next_scale_[slot][i], next_zero_[slot][i], term * w.groups + group_);
-      });
-    } else {
-      if (number >= static_cast<int>(w.groups)) return;
-      unrolled<kSlots>([&](int slot) {
-        const int64_t i = S::kByTerms ? (output + slot) * w.groups + number : number * p_.outputs + output + slot;
-        load_scale(next_scale_[slot][0], next_zero_[slot][0], i);
-      });
-    }
-  }
-  __device__ __forceinline__ void load_scale(uint32_t& scale, uint32_t& zero, int64_t i) const {
-    const Codes<Half>& w = p_.weights;
-    const void* const zeros = w.zero.numbers.data;
-    scale = !S::kIsExact && w.scale.are_float ? static_cast<const uint32_t*>(w.scale.data)[i]
-                                              : static_cast<const uint16_t*>(w.scale.data)[i];
-    if (!S::kIsExact && w.zero.kind == ZeroPoints<Half>::kFloating) {
-      zero = w.zero.numbers.are_float ? static_cast<const uint32_t*>(zeros)[i] : static_cast<const uint16_t*>(zeros)[i];
-    } else if (zeros) {
-      zero = static_cast<const uint8_t*>(zeros)[i];
-    }
-  }
-
-  // Sets the scales for a piece, if they are other ones than before, and begins to load the next ones.
-  __device__ __forceinline__ void find_scales(int64_t output, int piece, bool is_first) {
-    int rest;
-    const int group = groups_.divide(piece, &rest);
-    if (!S::kScalesTerms && rest != 0 && !is_first) return;
-    const auto kind = p_.weights.zero.kind;
-    const int most = p_.weights.are_signed ? 1 << (S::kBits - 1) : 0;
-    unrolled<kSlots>([&](int slot) {
-      uint32_t pairs[2], scales[2];
-      unrolled<kHalves>([&](int i) {
-        const uint32_t zero_bits = next_zero_[slot][i];
-        const int whole = kind == ZeroPoints<Half>::kNone     ? 0
-                          : kind == ZeroPoints<Half>::kSigned ? static_cast<int8_t>(zero_bits)
-                                                              : static_cast<int>(zero_bits);
-        if constexpr (S::kIsExact) {
-          scales[i] = next_scale_[slot][i] * 0x10001u, pairs[i] = PairZero(whole + most).pair;
-        } else {
-          const float zero = kind == ZeroPoints<Half>::kFloating
-                                 ? number_of(zero_bits, p_.weights.zero.numbers.are_float)
-                                 : static_cast<float>(whole);
-          scale_[slot][i] = __float_as_uint(number_of(next_scale_[slot][i], p_.weights.scale.are_float));
-          less_[slot][i] = __float_as_uint(zero + (pairs_ ? 0 : most));
-        }
-      });
-      if constexpr (S::kIsExact) {  // a pair has two terms: of one output, or with scales of their own
-        constexpr bool kHasTwo = S::kScalesTerms;
-        scale_[slot][0] = kHasTwo ? prmt<0x7610>(scales[0], scales[kHalves - 1]) : scales[0];
-        less_[slot][0] = kHasTwo ? prmt<0x7610>(pairs[0], pairs[kHalves - 1]) : pairs[0];
-      }
-    });
-    load_scales(output, S::kScalesTerms ? piece + 1 : group + 1);
-  }
-  static __device__ __forceinline__ float number_of(uint32_t bits, bool is_float) {
-    Half half;
-    half.bits = static_cast<uint16_t>(bits);
-    return is_float ? __uint_as_float(bits) : static_cast<float>(half);
-  }
-
-  // Widens the lane's codes of a piece to the left operands of its two steps.
-  __device__ __forceinline__ void widen(uint32_t (&a)[S::kM][2][4], const Codewords& words) const {
-    unrolled<S::kEach, 2, 2>([&](int j, int step, int upper) {
-      uint32_t& to = a[j / 2][step][j % 2 + 2 * upper];
-      const int slot = S::kScalesTerms ? 2 * step + upper : j;
-      if constexpr (!S::kByTerms) {
-        // The lower half of a byte is the output of an even number.
-        const uint32_t pair = words.pairs[step][upper];
-        to = S::kBits == 4 ? widened(pair, slot, j == 1, j == 1)
-                           : widened(j == 0 ? prmt<0x4240>(pair, 0) : prmt<0x4341>(pair, 0), slot, false, false);
-      } else if constexpr (S::kBits == 4) {
-        const uint4 four = words.of[j][0];  // a word has eight terms, and a byte a pair of them
-        const uint32_t word = step ? (upper ? four.w : four.z) : (upper ? four.y : four.x);
-        to = widened(prmt(word, word, 0x1111u * quad_), slot, false, true);
-      } else {
-        const uint4 four = words.of[j][step % (S::kBits / 4)];
-        to = widened(prmt(upper ? four.z : four.x, upper ? four.w : four.y, 0x2222u * quad_ + 0x1100u), slot, false,
-                     false);
-      }
-    });
-  }
-
-  // Returns the weights of a pair of codes, which are the lower bits of each half, or those 4 higher.
-  __device__ __forceinline__ uint32_t widened(uint32_t codes, int slot, bool is_first_higher,
-                                              bool is_second_higher) const {
-    const uint32_t lower = S::kBits == 4 ? 0xf : 0xff;
-    const uint32_t mask = (is_first_higher ? 0xf0 : lower) | (is_second_higher ? 0xf0 : lower) << 16;
-    const uint32_t signs = mask & (mask >> 1 ^ mask);  // the upper bit of each code
-    const uint32_t pair = (codes & mask) ^ (p_.weights.are_signed ? kPairBase | signs : kPairBase);
-    const uint32_t factors = (is_first_higher ? 0x2c00 : 0x3c00) | (is_second_higher ? 0x2c00 : 0x3c00) << 16;
-    // A code that is 4 bits higher was added to 1024 / 16, which is 1024 - 960.
-    const uint32_t more = (is_first_higher ? 0x6380 : 0) | (is_second_higher ? 0x6380 : 0) << 16;
-    if constexpr (S::kIsExact)
-      return mul_f16x2(fma_f16x2(pair, factors, sub_f16x2(more, less_[slot][0])), scale_[slot][0]);
-    const uint32_t whole = pairs_ && S::kByTerms ? pairs_[codes & 255]
-                           : pairs_              ? table_pair(codes, is_first_higher)
-                                                 : fma_f16x2(pair, factors, sub_f16x2(more, kPairBase));
-    float numbers[2] = {number_of(whole, false), number_of(whole >> 16, false)};
-    unrolled<2>([&](int i) {
-      constexpr int kLast = kHalves - 1;
-      numbers[i] = (numbers[i] - __uint_as_float(less_[slot][i * kLast])) * __uint_as_float(scale_[slot][i * kLast]);
-    });
-    return product::pair_of(numbers[0], numbers[1]);
-  }
-  // Returns what the lower or the upper halves of bytes 0 and 2 stand for.
-  __device__ __forceinline__ uint32_t table_pair(uint32_t codes, bool is_higher) const {
-    const uint32_t first = pairs_[codes & 255], second = pairs_[codes >> 16 & 255];
-    return is_higher ? prmt<0x7632>(first, second) : prmt<0x5410>(first, second);
-  }
-
-  // Stores the lane's sums.
-  __device__ __forceinline__ void store(int64_t output, int64_t token) const {
-    if (output >= p_.outputs) return;
-    float bias[S::kEach];
-    unrolled<S::kEach>([&](int j) { bias[j] = p_.bias[output + j]; });
-    unrolled<S::kTokens / 8, 2>([&](int n, int i) {
-      const int64_t at = token + 8 * n + 2 * quad_ + i;
-      if (at >= p_.tokens) return;
-      Pack<Half, S::kEach> pack;
-      unrolled<S::kEach>([&](int j) { pack.values[j] = Half(sums_[j / 2][n][2 * (j % 2) + i] + bias[j]); });
-      msops::store(p_.out + at * p_.outputs + output, pack);
-    });
-  }
-
-  // Scales are of the lane's outputs, or of its pairs of terms in a piece.
-  static constexpr int kSlots = S::kScalesTerms ? 4 : S::kEach, kHalves = S::kScalesTerms ? 2 : 1;
-  const Products<Half>& p_;
-  const Divisor& groups_;
-  const uint32_t* const pairs_;
-  const typename S::Memory& memory_;
-  const typename S::Factors& factors_;
-  const int warp_, quad_ = threadIdx.x % 4, row_ = threadIdx.x % 32 / 4;
-  int group_ = 0;  // of the outputs, if terms have scales
-  uint32_t next_scale_[kSlots][kHalves] = {}, next_zero_[kSlots][kHalves] = {};
-  uint32_t scale_[kSlots][kHalves] = {}, less_[kSlots][kHalves] = {};
-  uint32_t a_[2][S::kM][2][4];
-  float sums_[S::kM][S::kTokens / 8][4];
-};
-
 // Adds the sums of a cluster's blocks, and stores them: a warp those of a token, four outputs a lane.
 template <typename S>
 __device__ __forceinline__ void store_shared(const Products<Half>& p, const float* sums) {
-  const TermsTiles<S> tiles(p);
+  const WgmmaTiles<S> tiles(p);
   const int part = static_cast<int>(cluster_ctarank()), parts = static_cast<int>(cluster_nctarank());
   const int column = threadIdx.x % 32 * 4;
   static_assert(S::kOutputs == 128, "a warp has the outputs of a token");
@@ -372,8 +58,8 @@ __device__ __forceinline__ void store_shared(const Products<Half>& p, const floa
 }
 
 template <typename S>
-__device__ __forceinline__ void multiply_terms(const Products<Half>& p, const Divisor& groups, const TensorMap& x,
-                                               const TensorMap& codes) {
+__device__ __forceinline__ void multiply_by_wgmma(const Products<Half>& p, const Divisor& groups, const TensorMap& x,
+                                                  const TensorMap& codes) {
   extern __shared__ __align__(1024) unsigned char shared[];
   typename S::Memory memory{shared};
   typename S::Factors factors;
@@ -388,7 +74,7 @@ __device__ __forceinline__ void multiply_terms(const Products<Half>& p, const Di
       pairs[i] = product::pair_of(p.weights.table[i & 15], p.weights.table[i >> 4]);
   __syncthreads();
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0) - S::kFirst;  // is known to be the same in a warp
-  TermsWarp<S> of_warp(p, groups, p.weights.table ? pairs : nullptr, memory, factors, warp);
+  WgmmaWarp<S> of_warp(p, groups, p.weights.table ? pairs : nullptr, memory, factors, warp);
   if (0 <= warp && warp < 4 * S::kConsumers) {
     if constexpr (!S::kIsShared) setmaxnreg_inc<S::kThreads, S::kProducerRegisters, S::kRegisters>();
     of_warp.compute();
@@ -410,16 +96,16 @@ __device__ __forceinline__ void multiply_terms(const Products<Half>& p, const Di
 // Where the instructions are missing, the kernel has no code, and is compiled for one thread only.
 template <typename S>
 __global__ void __launch_bounds__(kHasSm90a ? S::kThreads : 1, S::kBlocks)
-    terms_kernel(const __grid_constant__ Products<Half> p, const __grid_constant__ Divisor groups,
+    wgmma_kernel(const __grid_constant__ Products<Half> p, const __grid_constant__ Divisor groups,
                  const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap codes) {
-  if constexpr (kHasSm90a) multiply_terms<S>(p, groups, x, codes);
+  if constexpr (kHasSm90a) multiply_by_wgmma<S>(p, groups, x, codes);
 }
 
 template <typename S>
-bool launch_terms(Call& call, const Products<Half>& p) {
-  const auto kernel = terms_kernel<S>;
+bool launch_wgmma(Call& call, const Products<Half>& p) {
+  const auto kernel = wgmma_kernel<S>;
   const Codes<Half>& w = p.weights;
-  const int64_t tiles = TermsTiles<S>::count(p), stages = (p.deep + S::kDeep - 1) / S::kDeep;
+  const int64_t tiles = WgmmaTiles<S>::count(p), stages = (p.deep + S::kDeep - 1) / S::kDeep;
   const int64_t blocks = product::wgmma_blocks<S>(kernel, tiles);
   TensorMap x, codes;
   const TensorMap::Dimension of_x[] = {{p.deep, 1, 64}, {p.tokens, p.deep, S::kTokens}};
@@ -443,40 +129,41 @@ bool launch_terms(Call& call, const Products<Half>& p) {
   return launch(call, kernel, grid, S::kThreads, S::kBytes, p, groups, x, codes), true;
 }
 
-// Results that have no tiles for half of the multiprocessors are shared.
+// Results that have no tiles for two thirds of the multiprocessors are shared.
 template <int kBits, bool kIsExact, Layout kLayout>
-bool launch_terms(Call& call, const Products<Half>& p) {
-  using Wide = TermsShape<kBits, kIsExact, Tiling::kWide, kLayout>;
-  using Tall = TermsShape<kBits, kIsExact, Tiling::kTall, kLayout>;
-  using Shared = TermsShape<kBits, kIsExact, Tiling::kShared, kLayout>;
-  const auto are_enough = [](int64_t tiles) { return 2 * tiles > Gpu().multiprocessors; };
-  if (p.tokens > (kLayout == Layout::kTerms ? 256 : 64) && are_enough(TermsTiles<Wide>::count(p)))
-    return launch_terms<Wide>(call, p);
+bool launch_wgmma(Call& call, const Products<Half>& p) {
+  using Wide = WgmmaShape<kBits, kIsExact, Tiling::kWide, kLayout>;
+  using Tall = WgmmaShape<kBits, kIsExact, Tiling::kTall, kLayout>;
+  using Shared = WgmmaShape<kBits, kIsExact, Tiling::kShared, kLayout>;
+  using LowShared = WgmmaShape<kBits, kIsExact, Tiling::kLowShared, kLayout>;
+  const auto are_enough = [](int64_t tiles) { return 3 * tiles > 2 * Gpu().multiprocessors; };
+  if (p.tokens > (kLayout == Layout::kTerms ? 256 : 64) && are_enough(WgmmaTiles<Wide>::count(p)))
+    return launch_wgmma<Wide>(call, p);
   if constexpr (kLayout == Layout::kTerms)
-    if (p.tokens > 64 && are_enough(TermsTiles<Tall>::count(p))) return launch_terms<Tall>(call, p);
-  return launch_terms<Shared>(call, p);
+    if (p.tokens > 64 && are_enough(WgmmaTiles<Tall>::count(p))) return launch_wgmma<Tall>(call, p);
+  return p.tokens > 64 ? launch_wgmma<Shared>(call, p) : launch_wgmma<LowShared>(call, p);
 }
 template <int kBits, bool kIsExact>
-bool launch_terms(Call& call, const Products<Half>& p) {
-  if (p.by_terms) return launch_terms<kBits, kIsExact, Layout::kTerms>(call, p);
-  return p.weights.groups_rows ? launch_terms<kBits, kIsExact, Layout::kOutputs>(call, p)
-                               : launch_terms<kBits, kIsExact, Layout::kScaledTerms>(call, p);
+bool launch_wgmma(Call& call, const Products<Half>& p) {
+  if (p.by_terms) return launch_wgmma<kBits, kIsExact, Layout::kTerms>(call, p);
+  return p.weights.groups_rows ? launch_wgmma<kBits, kIsExact, Layout::kOutputs>(call, p)
+                               : launch_wgmma<kBits, kIsExact, Layout::kScaledTerms>(call, p);
 }
 
 // Returns false, and launches nothing, if the GPU lacks the instructions, or rows are not whole packs.
-inline bool multiply_terms(Call& call, const Products<Half>& p) {
+inline bool multiply_by_wgmma(Call& call, const Products<Half>& p) {
   const Codes<Half>& w = p.weights;
   if ((p.by_terms && w.groups_rows) || p.deep == 0 || (w.groups > 1 && w.group % 32 != 0) || (w.table && w.bits == 8) ||
       std::max({p.tokens, p.deep, p.outputs}) > INT32_MAX / 2 || !w.have_rows_at(16) ||
       !product::has_packs(p.x, p.deep) || !product::has_packs(p.out, p.outputs))
     return false;
   const bool is_exact = !w.scale.are_float && w.zero.kind != ZeroPoints<Half>::kFloating && !w.table;
-  if (w.bits == 4) return is_exact ? launch_terms<4, true>(call, p) : launch_terms<4, false>(call, p);
-  return is_exact ? launch_terms<8, true>(call, p) : launch_terms<8, false>(call, p);
+  if (w.bits == 4) return is_exact ? launch_wgmma<4, true>(call, p) : launch_wgmma<4, false>(call, p);
+  return is_exact ? launch_wgmma<8, true>(call, p) : launch_wgmma<8, false>(call, p);
 }
 
 #else
-inline bool multiply_terms(Call&, const Products<Half>&) { return false; }
+inline bool multiply_by_wgmma(Call&, const Products<Half>&) { return false; }
 #endif
 
 }  // namespace msops::weight_quant_matmul
