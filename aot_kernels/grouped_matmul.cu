@@ -2,7 +2,7 @@
 // say, and the gradients. Rows after the last group give 0 and are not used.
 //
 //   case                                            kernel              why
-//   float16, rows of whole packs of 16 bytes        wgmma.h (sm_90a)    tensor cores, fed by TMA
+//   float16, rows of whole packs of 16 bytes        wgmma.h (sm_90a)    tensor cores, fed by TMA, in pairs of blocks
 //   other float16, float32                          mma.h (sm_80)       tensor cores; float32 as three TF32 products
 //   float64, older GPUs                             plain.h             any GPU
 //   the CPU                                         cpu.h               panels, as in shared/product/cpu.h
