@@ -7,13 +7,14 @@
 // the blocks of a cluster share the terms of one, and then add their sums in order.
 #pragma once
 
-#include "../common/gpu/cluster.h"
-#include "../common/gpu/divisor.h"
 #include "../shared/product/mma_sides.h"
 #include "../shared/product/wgmma_tiles.h"
 #include "widen_pairs.h"
 
 #ifdef __CUDACC__
+
+#include "../common/gpu/cluster.h"
+#include "../common/gpu/divisor.h"
 
 namespace msops::weight_quant_matmul {
 

@@ -19,8 +19,8 @@ __device__ __forceinline__ void wgmma_wait_group() {
 }
 
 // Describes a matrix in shared memory that is to be transposed, in tiles of 64 columns whose rows, of 128 bytes, are
-// stored as TMA does with its swizzle of 128 bytes. The tiles are at a distance of `bytes`. In a cluster, addresses have
-// the block's number above their lower 18 bits, which would change the distance.
+// stored as TMA does with its swizzle of 128 bytes. The tiles are at a distance of `bytes`. In a cluster, addresses
+// have the block's number above their lower 18 bits, which would change the distance.
 __device__ __forceinline__ uint64_t wgmma_transposed(unsigned address, unsigned bytes) {
   constexpr uint64_t kSwizzle128 = 1, kBytesOf8Rows = 1024;
   const unsigned packs = address % (1 << 18) / 16;
