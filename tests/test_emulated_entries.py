@@ -247,7 +247,7 @@ def test_sizes_of_groups_out_of_range(sizes, counted):
 
 @pytest.mark.parametrize("groups", [1100], ids="grouped_matmul {}".format)
 def test_sizes_of_many_groups(groups):
-    """One block adds up the sizes of more groups than it has threads, and how many tiles of 128 and 256 rows they take."""
+    """One block adds up the sizes of more groups than it has threads, and finds how many tiles they take."""
     sizes = np.random.default_rng(0).choice((0, 1, 128, 129, 300), groups)
     begins = np.append(0, np.cumsum(sizes))
     x, weight, out = np.empty((begins[-1] + 200, 4)), np.empty((groups, 4, 0)), np.empty((begins[-1] + 200, 0))

@@ -130,6 +130,7 @@ class TestWeightQuantMatmul(OperatorTest):
         "more than a tile": case(140, 200, 150, 8, 16, optional="zero_point bias"),
         "more than a tile, transposed": case(133, 136, 208, 4, 32, False, "zero_point bias"),
         "high tiles": case(270, 144, 392, 4, 32, optional="zero_point bias"),
+        "tall tiles": case(70, 160, 584, 4, 32, optional="zero_point bias"),
         "high tiles, transposed": case(270, 136, 400, 8, 32, False, "bias", "int8"),
         "runs of one group": case(130, 320, 144, 4, None, optional=""),
         "few rows, transposed": case(2, 520, 300, 4, 128, False, "zero_point bias"),
