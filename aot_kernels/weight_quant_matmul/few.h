@@ -94,6 +94,8 @@ class FewWarp {
   }
 
  private:
+  static constexpr uint32_t kOnes = 0x3c003c00;  // two times 1
+
   // A Place is a chunk of a tile: those of a warp in a tile, then those in the block's next tile.
   struct Place {
     int output, term;
@@ -236,7 +238,6 @@ class FewWarp {
           const uint32_t of_step[2] = {b[2 * step], b[2 * step + 1]};
           mma_m16n8k16(products[i % 2][n], {a[0][2 * step], a[1][2 * step], a[0][2 * step + 1], a[1][2 * step + 1]},
                        of_step);
-          constexpr uint32_t kOnes = 0x3c003c00;
           if (has_rest) mma_m16n8k16(ones[n], {kOnes, kOnes, kOnes, kOnes}, of_step);
         });
       });
