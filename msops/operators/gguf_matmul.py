@@ -28,8 +28,9 @@ def gguf_matmul(x: Tensor, blocks: Tensor, kind: str, bias: Tensor | None = None
 
     where :math:`W` is :func:`msops.gguf_dequantize` of `blocks` . Beside float16, kernels for many rows of x round it
     to float16. x is multiplied as it is, and not rounded to 8 bits. Sums are in float32, or in float64 beside float64;
-    the bias is added before they are rounded once. Equal rows of x give equal bits. The inputs x and `bias` have
-    gradients, of first order; the weight is not trained.
+    the bias is added before they are rounded once. Equal rows of x give equal bits. On GPUs, an infinite number in a
+    row of x may give NaN in all of its results. The inputs x and `bias` have gradients, of first order; the weight is
+    not trained.
 
     Args:
         x (Tensor): Shape (..., K); float16, float32 or float64.
