@@ -144,41 +144,21 @@ class FewWarp {
 
   // Begins to load scales, and advances. The lane's row of scales begins with this number.
   __device__ __forceinline__ void load(Scales& scales, Place& place, int& row) const {
-    const Codes<Half>& w = p_.weights;
-    const void* const zeros = w.zero.numbers.data;
     if (place.output + 8 * (lane_ % 2) + row_ < outputs())
       unrolled<S::kSets>([&](int set) {
         int rest;
         const int group = groups_.divide(place.term / (S::kShare * S::kPiece) + set, &rest);
         const unsigned i = row + min(group, groups() - 1);
-        if constexpr (S::kIsCoarse) {
-          scales.scale[set] = static_cast<const uint16_t*>(w.scale.data)[i];
-          if (zeros) scales.zero[set] = static_cast<const uint8_t*>(zeros)[i];
-        } else {
-          scales.scale[set] = w.scale.are_float ? static_cast<const uint32_t*>(w.scale.data)[i]
-                                                : static_cast<const uint16_t*>(w.scale.data)[i];
-          if (w.zero.kind != ZeroPoints<Half>::kFloating) {
-            if (zeros) scales.zero[set] = static_cast<const uint8_t*>(zeros)[i];
-          } else {
-            scales.zero[set] = w.zero.numbers.are_float ? static_cast<const uint32_t*>(zeros)[i]
-                                                        : static_cast<const uint16_t*>(zeros)[i];
-          }
-        }
+        load_scale<S::kIsCoarse>(p_.weights, i, scales.scale[set], scales.zero[set]);
       });
     if (advance(place)) row += outputs_apart() * groups();
-  }
-  static __device__ __forceinline__ float number_of(uint32_t bits, bool is_float) {
-    Half half;
-    half.bits = static_cast<uint16_t>(bits);
-    return is_float ? __uint_as_float(bits) : static_cast<float>(half);
   }
   __device__ __forceinline__ PairZero zero_of(uint32_t bits) const {
     const int most = p_.weights.are_signed ? 1 << (S::kBits - 1) : 0;
     const auto kind = p_.weights.zero.kind;
     if (!S::kIsCoarse && kind == ZeroPoints<Half>::kFloating)
       return PairZero(number_of(bits, p_.weights.zero.numbers.are_float), static_cast<float>(most));
-    const int whole = kind == ZeroPoints<Half>::kSigned ? static_cast<int8_t>(bits) : static_cast<int>(bits);
-    return PairZero(kind == ZeroPoints<Half>::kNone ? most : whole + most);
+    return PairZero(whole_zero_of(kind, bits) + most);
   }
 
   // Loads the terms of x that the lane multiplies: 8 of each piece, of token `row` of each eight. Where there is no

@@ -181,32 +181,22 @@ class WgmmaWarp {
   }
 
   // Begins to load the scales and zero points of a group for the lane's outputs or, if terms have scales, of a piece
-  // for the lane's terms. They are converted when they are used, so that nothing waits for them before.
+  // for the lane's terms.
   __device__ __forceinline__ void load_scales(int64_t output, int number) {
     const Codes<Half>& w = p_.weights;
     if (output >= p_.outputs) return;
     if constexpr (S::kScalesTerms) {
       unrolled<kSlots, 2>([&](int slot, int i) {
         const int64_t term = int64_t{number} * S::kPiece + 8 * slot + 2 * quad_ + i;
-        if (term < p_.deep) load_scale(next_scale_[slot][i], next_zero_[slot][i], term * w.groups + group_);
+        if (term >= p_.deep) return;
+        load_scale<S::kIsExact>(w, term * w.groups + group_, next_scale_[slot][i], next_zero_[slot][i]);
       });
     } else {
       if (number >= static_cast<int>(w.groups)) return;
       unrolled<kSlots>([&](int slot) {
         const int64_t i = S::kByTerms ? (output + slot) * w.groups + number : number * p_.outputs + output + slot;
-        load_scale(next_scale_[slot][0], next_zero_[slot][0], i);
+        load_scale<S::kIsExact>(w, i, next_scale_[slot][0], next_zero_[slot][0]);
       });
-    }
-  }
-  __device__ __forceinline__ void load_scale(uint32_t& scale, uint32_t& zero, int64_t i) const {
-    const Codes<Half>& w = p_.weights;
-    const void* const zeros = w.zero.numbers.data;
-    scale = !S::kIsExact && w.scale.are_float ? static_cast<const uint32_t*>(w.scale.data)[i]
-                                              : static_cast<const uint16_t*>(w.scale.data)[i];
-    if (!S::kIsExact && w.zero.kind == ZeroPoints<Half>::kFloating) {
-      zero = w.zero.numbers.are_float ? static_cast<const uint32_t*>(zeros)[i] : static_cast<const uint16_t*>(zeros)[i];
-    } else if (zeros) {
-      zero = static_cast<const uint8_t*>(zeros)[i];
     }
   }
 
@@ -221,9 +211,7 @@ class WgmmaWarp {
       uint32_t pairs[2], scales[2];
       unrolled<kHalves>([&](int i) {
         const uint32_t zero_bits = next_zero_[slot][i];
-        const int whole = kind == ZeroPoints<Half>::kNone     ? 0
-                          : kind == ZeroPoints<Half>::kSigned ? static_cast<int8_t>(zero_bits)
-                                                              : static_cast<int>(zero_bits);
+        const int whole = whole_zero_of(kind, zero_bits);
         if constexpr (S::kIsExact) {
           scales[i] = next_scale_[slot][i] * 0x10001u, pairs[i] = PairZero(whole + most).pair;
         } else {
@@ -241,11 +229,6 @@ class WgmmaWarp {
       }
     });
     load_scales(output, S::kScalesTerms ? piece + 1 : group + 1);
-  }
-  static __device__ __forceinline__ float number_of(uint32_t bits, bool is_float) {
-    Half half;
-    half.bits = static_cast<uint16_t>(bits);
-    return is_float ? __uint_as_float(bits) : static_cast<float>(half);
   }
 
   // Widens the lane's codes of a piece to the left operands of its two steps.

@@ -59,6 +59,34 @@ __device__ __forceinline__ void widen_pairs(uint32_t (&pairs)[4], const unsigned
   }
 }
 
+// Loads a scale and a zero point as they are: the functions below convert them where they are used, so that nothing
+// waits for them before. kArePlain says that scales are float16 and zero points whole.
+template <bool kArePlain, typename I>
+__device__ __forceinline__ void load_scale(const Codes<Half>& codes, I i, uint32_t& scale, uint32_t& zero) {
+  const void *const scales = codes.scale.data, *const zeros = codes.zero.numbers.data;
+  scale = !kArePlain && codes.scale.are_float ? static_cast<const uint32_t*>(scales)[i]
+                                              : static_cast<const uint16_t*>(scales)[i];
+  if (!kArePlain && codes.zero.kind == ZeroPoints<Half>::kFloating) {
+    zero =
+        codes.zero.numbers.are_float ? static_cast<const uint32_t*>(zeros)[i] : static_cast<const uint16_t*>(zeros)[i];
+  } else if (zeros) {
+    zero = static_cast<const uint8_t*>(zeros)[i];
+  }
+}
+
+// Returns the number that has these bits, in float or in float16.
+__device__ __forceinline__ float number_of(uint32_t bits, bool is_float) {
+  Half half;
+  half.bits = static_cast<uint16_t>(bits);
+  return is_float ? __uint_as_float(bits) : static_cast<float>(half);
+}
+
+// Returns a whole zero point, or 0 if there is none.
+__device__ __forceinline__ int whole_zero_of(ZeroPoints<Half>::Kind kind, uint32_t bits) {
+  if (kind == ZeroPoints<Half>::kNone) return 0;
+  return kind == ZeroPoints<Half>::kSigned ? static_cast<int8_t>(bits) : static_cast<int>(bits);
+}
+
 }  // namespace msops::weight_quant_matmul
 
 #endif
