@@ -297,7 +297,7 @@ bool launch_few(Call& call, const Products<Half>& p) {
   const TensorMap::Dimension of_weight[] = {{p.weight.row_bytes / 2, 1, S::kPitch / 2},
                                             {p.weight.rows, p.weight.row_bytes / 2, S::kRows}};
   if (is_compiled_for(90, tma_kernel) && p.weight.places() % 16 == 0 &&
-      weight.encode(reinterpret_cast<const Half*>(p.weight.data), of_weight, 0))
+      weight.encode(reinterpret_cast<const Half*>(p.weight.data), of_weight, TensorMap::kNoSwizzle))
     return launch_few<F, kAtOnce, S>(call, tma_kernel, p, weight);
 #endif
   return p.weight.places() % 2 == 0 && launch_few<F, kAtOnce, typename AsyncCopies<F>::S>(call, kernel, p);

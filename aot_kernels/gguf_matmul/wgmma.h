@@ -256,7 +256,9 @@ bool launch_wgmma(Call& call, const Products<Half>& p) {
   const TensorMap::Dimension of_x[] = {{p.deep(), 1, S::kDeep}, {p.tokens, p.deep(), S::kTokens}};
   const TensorMap::Dimension of_weight[] = {{p.weight.row_bytes / 2, 1, S::kPitch / 2},
                                             {p.weight.rows, p.weight.row_bytes / 2, S::kRows}};
-  if (!x.encode(p.x, of_x) || !weight.encode(reinterpret_cast<const Half*>(p.weight.data), of_weight, 0)) return false;
+  if (!x.encode(p.x, of_x) ||
+      !weight.encode(reinterpret_cast<const Half*>(p.weight.data), of_weight, TensorMap::kNoSwizzle))
+    return false;
   launch(call, kernel, std::min<int64_t>(count, Gpu().multiprocessors * S::kBlocks), S::kThreads, S::kBytes, p, x,
          weight);
   return true;

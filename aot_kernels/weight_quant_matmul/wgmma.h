@@ -116,9 +116,9 @@ bool launch_wgmma(Call& call, const Products<Half>& p) {
                                              {4, 2 * w.pitch(), 4},
                                              {2, w.pitch(), 2},
                                              {p.deep / 8, 8 * w.pitch(), S::kDeep / 8}};
-  const bool has_codes = S::kByTerms
-                             ? codes.encode(w.data, by_terms, 0)
-                             : codes.encode(w.data, by_outputs, S::kBits == 8 ? 3 : 0);  // in the order of terms
+  const bool has_codes =
+      S::kByTerms ? codes.encode(w.data, by_terms, TensorMap::kNoSwizzle)
+                  : codes.encode(w.data, by_outputs, S::kBits == 8 ? TensorMap::kSwizzle128 : TensorMap::kNoSwizzle);
   if (blocks == 0 || !x.encode(p.x, of_x) || !has_codes) return false;
   constexpr int64_t kEndless = 1 << 30;  // of a single group
   const Divisor groups(w.groups == 1 ? kEndless : w.group / (S::kScalesTerms ? 16 : S::kPiece));

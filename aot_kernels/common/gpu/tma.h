@@ -20,11 +20,14 @@ class alignas(64) TensorMap {
     int box;
   };
 
-  // Elements beyond the sizes are read as 0. The first dimension's part of a box is a row of 128 bytes in shared
-  // memory; the k-th pack of 16 bytes in it is stored at position k ^ row % 8. With a swizzle of 0, a row is the box's
-  // bytes, a multiple of 16, and packs keep their places. Dimensions that are not given, up to five, have size 1.
+  // How shared memory has a row, which is the first dimension's part of a box: kSwizzle128 is for rows of 128 bytes, of
+  // which the k-th pack of 16 is stored at position k ^ row % 8; with kNoSwizzle, packs of any number keep their
+  // places.
+  enum Swizzle { kNoSwizzle = 0, kSwizzle128 = 3 };
+
+  // Elements beyond the sizes are read as 0. Dimensions that are not given, up to five, have size 1.
   template <typename T, int N>
-  bool encode(const T* data, const Dimension (&dimensions)[N], int swizzle = kSwizzle128) {
+  bool encode(const T* data, const Dimension (&dimensions)[N], Swizzle swizzle = kSwizzle128) {
     constexpr int kBytes = 0, kHalf = 6, kFloat = 7, kPromotion256 = 3;  // kPromotion256: bytes that L2 reads
     static_assert(sizeof(T) == 1 || std::is_same<T, Half>::value || std::is_same<T, float>::value,
                   "TMA reads bytes, float16 or float32");
@@ -44,7 +47,7 @@ class alignas(64) TensorMap {
   }
 
  private:
-  static constexpr int kRank = 5, kSwizzle128 = 3;
+  static constexpr int kRank = 5;
   using Function = int(TensorMap*, int, uint32_t, const void*, const uint64_t*, const uint64_t*, const uint32_t*,
                        const uint32_t*, int, int, int, int);
   [[maybe_unused]] uint64_t opaque_[16];

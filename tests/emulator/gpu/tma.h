@@ -21,8 +21,10 @@ class alignas(64) TensorMap {
     int box;
   };
 
+  enum Swizzle { kNoSwizzle = 0, kSwizzle128 = 3 };
+
   template <typename T, int N>
-  bool encode(const T* data, const Dimension (&dimensions)[N], int swizzle = kSwizzle128) {
+  bool encode(const T* data, const Dimension (&dimensions)[N], Swizzle swizzle = kSwizzle128) {
     data_ = reinterpret_cast<const char*>(data), item_ = sizeof(T), swizzle_ = swizzle;
     for (int i = 0; i < kRank; ++i) dimensions_[i] = i < N ? dimensions[i] : Dimension{1, 0, 1};
     bool fits = reinterpret_cast<uintptr_t>(data) % 16 == 0;
@@ -56,9 +58,10 @@ class alignas(64) TensorMap {
   }
 
  private:
-  static constexpr int kRank = 5, kSwizzle128 = 3;
+  static constexpr int kRank = 5;
   const char* data_;
-  int item_, swizzle_;
+  int item_;
+  Swizzle swizzle_;
   Dimension dimensions_[kRank];
 };
 
