@@ -2,6 +2,8 @@
 // memory; for sm_90a only. Between wgmma_fence and the end of the wait, no thread touches the registers of the sums.
 #pragma once
 
+#include <type_traits>
+
 #include "instructions.h"
 
 namespace msops {
@@ -59,20 +61,18 @@ __device__ __forceinline__ void wgmma_m64n64k8(float (&d)[32], const uint32_t (&
 #undef MSOPS_4
 }
 
-// Keep the compiler from moving uses of sums before the wait that comes before this.
-template <int kN>
-__device__ __forceinline__ void wgmma_fence_operand(float (&d)[kN][4]) {
+// Keeps the compiler from moving uses of sums, float or int32, before the wait that comes before this.
+template <typename T, int kN>
+__device__ __forceinline__ void wgmma_fence_operand(T (&d)[kN][4]) {
 #pragma unroll
   for (int n = 0; n < kN; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[n][i]) : : "memory");
-}
-template <int kN>
-__device__ __forceinline__ void wgmma_fence_operand(int32_t (&d)[kN][4]) {
-#pragma unroll
-  for (int n = 0; n < kN; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(d[n][i]) : : "memory");
+    for (int i = 0; i < 4; ++i)
+      if constexpr (std::is_same<T, float>::value) {
+        asm volatile("" : "+f"(d[n][i]) : : "memory");
+      } else {
+        asm volatile("" : "+r"(d[n][i]) : : "memory");
+      }
 }
 
 // The functions below begin d += a b of float16 for 64 rows, 8 kN columns and 16 terms; or d = a b, where adds is 0. A
