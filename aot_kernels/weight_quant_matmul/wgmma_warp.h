@@ -25,9 +25,9 @@ namespace msops::weight_quant_matmul {
 // cluster share.
 enum class Tiling { kWide, kTall, kShared, kLowShared };
 
-// How weights lie, and what has a scale: kTerms are (outputs, terms) with groups of terms, kOutputs are (terms,
-// outputs) with groups of terms, kScaledTerms are (terms, outputs) with groups of outputs, so that each term has a
-// scale of its own.
+// A Layout says which axis of the weights comes first, and what has a scale. kTerms are (outputs, terms), and kOutputs
+// (terms, outputs), both with groups of terms. kScaledTerms are (terms, outputs) with groups of outputs, so that each
+// term has a scale of its own.
 enum class Layout { kTerms, kOutputs, kScaledTerms };
 
 // kIsExact is for whole zero points and scales of float16: code - zero point is exact in float16, and its product with
@@ -49,9 +49,9 @@ struct WgmmaShape {
   static constexpr int kStages = 192 * 1024 / (kTokens * kDeep * 2 + kCodeBytes) / (kIsLow ? 2 : 1);
   static constexpr int kProducerRegisters = 40, kRegisters = 232, kBlocks = kIsLow ? 2 : 1;
 
-  // Codes are (kEach, kOutputs / kEach, kRowBytes), where the first axis is an output's number modulo kEach, or (kDeep
-  // / 8, 2, 4, kRowBytes), where the second axis is a term's number modulo 2. Then lanes of a quad read from different
-  // banks.
+  // By terms, codes are (kEach, kOutputs / kEach, kRowBytes), where the first axis is an output's number modulo kEach.
+  // Else they are (kDeep / 8, 2, 4, kRowBytes), where the second axis is a term's number modulo 2. So lanes of a
+  // quad read rows that follow one another.
   struct Stage {
     using Element = unsigned char;
     using X = product::SharedTile<kTokens, kDeep>;
@@ -110,8 +110,8 @@ class WgmmaWarp {
       const int64_t output = tiles.output() + 16 * S::kM * warp_ + S::kEach * row_;
       int rest, adds = 0;
       group_ = S::kScalesTerms ? groups_.divide(static_cast<int>(output / 16), &rest) : 0;
-      const int piece_before = static_cast<int>(tiles.first) / S::kPiece;
-      load_scales(output, S::kScalesTerms ? piece_before : groups_.divide(piece_before, &rest));
+      const int first_piece = static_cast<int>(tiles.first) / S::kPiece;
+      load_scales(output, S::kScalesTerms ? first_piece : groups_.divide(first_piece, &rest));
       const unsigned first = copy;
       for (int k = static_cast<int>(tiles.first); k < static_cast<int>(tiles.end); k += S::kDeep, ++copy) {
         factors_.wait(copy);
@@ -151,8 +151,8 @@ class WgmmaWarp {
   }
 
  private:
-  // What the lane's outputs have of a piece. By terms, these are words of 16 bytes, which all lanes of a quad read;
-  // else pairs of terms, of which a half has both outputs of one.
+  // Codewords are the codes of a piece for the lane's outputs. By terms, they are packs of 16 bytes, which all lanes of
+  // a quad read. Else they are pairs of terms: each half of a word has the codes of one term, for both outputs.
   struct Codewords {
     uint4 of[S::kEach][S::kBits / 4];
     uint32_t pairs[2][2];  // (step, upper)
@@ -200,7 +200,7 @@ class WgmmaWarp {
     }
   }
 
-  // Sets the scales for a piece, if they are other ones than before, and begins to load the next ones.
+  // Sets the scales for a piece, if they differ from those of the piece before, and begins to load the next ones.
   __device__ __forceinline__ void find_scales(int64_t output, int piece, bool is_first) {
     int rest;
     const int group = groups_.divide(piece, &rest);
