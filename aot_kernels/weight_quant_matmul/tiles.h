@@ -18,7 +18,6 @@ template <typename T_>
 struct TileShape {
   using T = T_;
   static constexpr int kSide = 128, kDeep = 128 / static_cast<int>(sizeof(T)), kStages = 3, kThreads = 256;
-  static constexpr int kWideners = kThreads;                                // threads that widen codes
   static constexpr int kM = 4, kN = 4, kRows = 16 * kM, kColumns = 8 * kN;  // of a warp
   static constexpr int kElements = kSide * kDeep, kBytes = 2 * kStages * kElements * static_cast<int>(sizeof(T));
 

@@ -36,16 +36,16 @@ template <typename S, bool kByTerms>
 struct Widener {
   using T = typename S::T;
   static constexpr int kWidth = kByTerms ? S::kDeep : S::kSide, kAcross = kWidth / kRun;
-  static constexpr int kRuns = S::kSide * S::kDeep / kRun / S::kWideners;
+  static constexpr int kRuns = S::kSide * S::kDeep / kRun / S::kThreads;
   const Codes<T>& codes;
   const Runs runs;
   const float* table;  // in shared memory
-  const int thread;    // among kWideners
+  const int thread;    // of the block
   int64_t row = 0, column = 0;
   uint32_t words[kRuns][4] = {};
   float scale[kRuns], zero[kRuns];
 
-  __device__ __forceinline__ int row_of(int run) const { return (run * S::kWideners + thread) / kAcross; }
+  __device__ __forceinline__ int row_of(int run) const { return (run * S::kThreads + thread) / kAcross; }
   __device__ __forceinline__ int column_of() const { return thread % kAcross * kRun; }
   __device__ __forceinline__ bool has(int64_t r, int64_t c) const { return r < codes.rows && c < codes.columns; }
 
@@ -128,7 +128,7 @@ struct Widener {
   // Neighbouring threads store neighbours.
   __device__ __forceinline__ void store_one_by_one(T* tile) const {
 #pragma unroll 1
-    for (int i = thread; i < S::kSide * S::kDeep; i += S::kWideners) {
+    for (int i = thread; i < S::kSide * S::kDeep; i += S::kThreads) {
       const int r = i / kWidth, c = i % kWidth;
       *S::template at<kByTerms>(tile, r, c) = T(has(row + r, column + c) ? codes.value(row + r, column + c) : 0.f);
     }
