@@ -114,7 +114,11 @@ struct Arithmetic : OfTwo<T, T> {
     if (op == kSub) return each(x, y, [](C a, C b) { return minus(a, b); });
     if (op == kMaximum) return each(x, y, [](C a, C b) { return a > b ? a : b; });
     if (op == kMinimum) return each(x, y, [](C a, C b) { return a < b ? a : b; });
-    if (op == kSquaredDifference) return each(x, y, [](C a, C b) { return times(minus(a, b), minus(a, b)); });
+    if (op == kSquaredDifference)
+      return each(x, y, [](C a, C b) {
+        const C difference = C(T(minus(a, b)));
+        return times(difference, difference);
+      });
     if constexpr (std::is_integral<T>::value) {  // mul_no_nan, as 0 is the only number near 0
       return each(x, y, [](C a, C b) { return times(a, b); });
     } else {
