@@ -55,9 +55,11 @@ def average_gradients(gradients: Sequence[Tensor], scale: float = 1.0, bucket_by
     processes = get_group_size() if GlobalComm.INITED else 1
     found: list[Any] = list(gradients)
     if processes > 1:
-        for bucket in _buckets(gradients, bucket_bytes):
-            own = [gradients[i] for i in bucket]
-            for i, part in zip(bucket, _divide(_all_reduce()(_join(own)), own)):
+        buckets = [(bucket, [gradients[i] for i in bucket]) for bucket in _buckets(gradients, bucket_bytes)]
+        # All buckets are on their way before the first one is waited for, so that one is joined while another is sent.
+        sums = [_all_reduce()(_join(own)) for _, own in buckets]
+        for (bucket, own), whole in zip(buckets, sums):
+            for i, part in zip(bucket, _divide(whole, own)):
                 found[i] = part
     factor = scale / processes
     return tuple(found if factor == 1 else [g * factor for g in found])
