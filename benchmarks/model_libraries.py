@@ -287,7 +287,8 @@ def of_mindone(model, device, folder, by):
     if model.config:
         attention = model.attention[1] if by.startswith("msops") else "eager"
         options = dict(dtype=mindspore.float16, attn_implementation=attention)
-    net = getattr(library, model.name).from_pretrained(folder, **options)
+    # As in PyTorch, all weights are float16: T5 would keep some of them in float32.
+    net = getattr(library, model.name).from_pretrained(folder, **options).to(mindspore.float16)
     net.set_train()
     arrays, target = inputs_of(model)
     constants = {name: x for name, x in arrays.items() if not isinstance(x, np.ndarray)}
