@@ -24,6 +24,7 @@ GREATEST = {
     mindspore.float32: 3.4028234663852886e38,
     mindspore.float64: 1.7976931348623157e308,
 }
+_FLOATING = tuple(GREATEST)  # MindSpore looks up a dict in Python, which `mindspore.vmap` refuses
 
 
 def floating(x: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ _expm1, _log1p, _tanh = operations.Expm1(), operations.Log1p(), operations.Tanh(
 def expm1(input: Any) -> Tensor:  # noqa: A002
     """Near 0, MindSpore's kernel for the CPU loses all digits, but those of exp and sinh do not."""
     x = floating(input)
-    if is_on_gpu() or x.dtype not in GREATEST:
+    if is_on_gpu() or x.dtype not in _FLOATING:
         return _expm1(x)
     is_small = ops.abs(x) < 1
     half = ops.where(is_small, x, ops.zeros_like(x)) * 0.5
@@ -68,7 +69,7 @@ def expm1(input: Any) -> Tensor:  # noqa: A002
 def log1p(input: Any) -> Tensor:  # noqa: A002
     """Near 0, MindSpore's kernel for the CPU loses all digits, but that of atanh does not."""
     x = floating(input)
-    if is_on_gpu() or x.dtype not in GREATEST:
+    if is_on_gpu() or x.dtype not in _FLOATING:
         return _log1p(x)
     is_small = ops.abs(x) < 0.5
     small = ops.where(is_small, x, ops.zeros_like(x))
