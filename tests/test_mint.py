@@ -243,3 +243,14 @@ def test_nan_to_num_of_other_dtypes(mode, dtype, device_target):
         pytest.skip("a GPU cannot make such a Tensor")
     with pytest.raises(TypeError, match=r"mint.nan_to_num: the input must be whole, float16, float32 or float64, got"):
         Numbers()(ops.cast(Tensor([1.0, 2.0]), dtype))
+
+
+class Resized(nn.Cell):
+    def construct(self, x):
+        return mint.nn.functional.interpolate(x, size=5, mode="linear")
+
+
+def test_interpolate_refuses_whole_numbers(mode):
+    """Weights between whole numbers would be cut to 0."""
+    with pytest.raises(TypeError, match=r"interpolate: x must be of a floating dtype, got Int32"):
+        Resized()(Tensor([[[1, 2, 3]]], mindspore.int32))

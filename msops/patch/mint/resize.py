@@ -12,6 +12,8 @@ from mindspore.ops import operations
 from msops.core.compiled import compiling, once
 from msops.core.inputs import lacks_rank
 
+from .elementwise import WHOLE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -118,6 +120,8 @@ def _weights(
 ) -> Tensor:
     """Returns the weights (n, size) of the elements along an axis in each one of the result; for cubic polynomials,
     a = -0.75, as usual."""
+    if dtype in WHOLE:
+        raise TypeError(f"mint.nn.functional.interpolate: x must be of a floating dtype, got {dtype}")
     weights, steps = np.zeros((n, size)), np.arange(size)
     if align_corners:
         places = steps * ((n - 1) / (size - 1) if size > 1 else 0)
