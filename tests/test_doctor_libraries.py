@@ -172,11 +172,11 @@ def test_library_that_a_variable_breaks(patient, monkeypatch):
 
 def test_library_that_links_what_is_missing(patient):
     path = patient.library("add")
-    lost = patient.folder / "liblost.so.1"
-    gcc("-Wl,-soname=liblost.so.1", "-o", lost)
+    lost = patient.folder / "libLost.so.1"
+    gcc("-Wl,-soname=libLost.so.1", "-o", lost)
     gcc(lost, "-o", path)
     lost.unlink()
-    mend = "apt install liblost1  # elsewhere the package that has liblost.so.1"
+    mend = "apt install liblost1  # elsewhere the package that has libLost.so.1"
     assert patient.libraries()[0].mend == (mend,)
 
 

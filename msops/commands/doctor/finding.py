@@ -138,5 +138,5 @@ def missing_library(error: str) -> str:
 
 def system_package(library: str) -> str:
     """Returns the command that installs a library of the system; Debian's rule for names gives the package."""
-    package = re.sub(r"\.so\.?", "", library)
+    package = re.sub(r"\.so\.?", "", library).lower()
     return f"apt install {package}  # elsewhere the package that has {library}"
