@@ -90,8 +90,9 @@ def choices():
     since the emulator is slow; neighbouring cases take different ones. wkv7 has kernels for tensor cores in float16;
     gguf_matmul and others have some for those of sm_80 and of sm_90a; attention has kernels for those of sm_80 in
     float16 and float32, in place of which sm_75 has plain ones, and in float16 for those of sm_90a, which are chosen
-    where TMA can read the rows; the latter take no bias, ALiBi and dropout. topk_gating has kernels for all dtypes but
-    float64, paged_attention for tensor cores in float16, int8_matmul for those of sm_90a and of sm_80."""
+    where TMA can read the rows; the latter take no bias but one of keys, no ALiBi and no dropout. topk_gating has
+    kernels for all dtypes but float64, paged_attention for tensor cores in float16, int8_matmul for those of sm_90a and
+    of sm_80."""
     for (name, *case), dtype, order in zip(CASES, itertools.cycle(DTYPES), itertools.cycle("01")):
         is_attention, is_whole = name.startswith("flash_attention"), name.startswith("int8_matmul")
         others = not is_whole and {"bias", "alibi_slopes", "seed"}.intersection(case[2].get("optional", ()))
@@ -176,7 +177,7 @@ def test_queries_that_see_nothing(name, value, dtype, monkeypatch):
         compare_with_cpu(Emulator(), call, dtype, shift=0)
 
 
-@pytest.mark.parametrize("architecture", ["75", "80"])
+@pytest.mark.parametrize("architecture", ["75", "80", "90"])
 @pytest.mark.parametrize(("name", "dtype"), FAR, ids=map("flash_attention {0[0]}, {0[1]}".format, FAR))
 def test_bias_far_from_0(name, dtype, architecture, monkeypatch):
     """Gradients of queries whose lse has no digits of their sum are right, on tensor cores and without."""

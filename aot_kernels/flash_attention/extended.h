@@ -82,6 +82,22 @@ struct ExtendedAttention : Attention<T> {
   }
 };
 
+// KeyBias is a bias that is the same for all queries of a head. Kernels for tensor cores of sm_90a take it beside an
+// Attention.
+struct KeyBias {
+  Floats<Half> values;
+  int64_t batch, head, key;  // strides
+
+  // Returns whether an ExtendedAttention is an Attention with such a bias, and has no softcap and no mask.
+  static bool is_all_of(const ExtendedAttention<Half>& a) {
+    return a.bias && a.bias_query == 0 && !a.slopes && !a.seed && !a.mask && a.softcap == 0;
+  }
+  static KeyBias of(const ExtendedAttention<Half>& a) { return {a.bias, a.bias_batch, a.bias_head, a.bias_key}; }
+
+  MSOPS_BOTH int64_t first(int64_t b, int64_t h) const { return b * batch + h * head; }
+  MSOPS_BOTH float operator[](int64_t at) const { return values[at]; }
+};
+
 // BiasGradient is the gradient of the bias, which has the bias's shape. An axis has the length 1 where all of the
 // problem's have an element in common.
 template <typename T>

@@ -10,7 +10,8 @@
 // The kernels of sm_90a for calls with a mask read it as bits, which mask_bits.h packs; the others read it as it is.
 // A kernel is compiled for rows of up to 64, 128 and, for float16, 256 elements; shorter ones are filled with zeros.
 // For an ExtendedAttention there are fewer kernels, since they take long to compile: mma_decode.h for many rows of up
-// to 128 elements, mma_forward.h, mma_backward.h and mma_bias.h; for float32 those for 128 elements alone.
+// to 128 elements, mma_forward.h, mma_backward.h and mma_bias.h; for float32 those for 128 elements alone. Where it has
+// a KeyBias and nothing else, wgmma_forward.h and wgmma_backward.h take rows of up to 128 elements.
 #pragma once
 
 #include "combine.h"
@@ -67,6 +68,13 @@ bool forward_on_tensor_cores(Call& call, const A& a, [[maybe_unused]] uint32_t* 
                                             : launch_wgmma_forward<width, false>(call, a, nullptr)))
         return true;
     }
+    if constexpr (kIsHalf && A::kIsExtended) {
+      if constexpr (width <= 128) {
+        if (aligned == kAlignedAll && KeyBias::is_all_of(a) &&
+            launch_wgmma_forward<width, false, true>(call, a, nullptr, KeyBias::of(a)))
+          return true;
+      }
+    }
 #endif
     using S = ForwardShape<Element, width>;
     const double bytes = 1. * sizeof(Element) * a.keys * (a.width + a.value_width) / a.group();
@@ -88,6 +96,13 @@ bool backward_on_tensor_cores(Call& call, const A& a, const AttentionGradient<ty
       if (aligned == kAlignedAll && (a.mask ? launch_wgmma_backward<width, true>(call, a, g, mask_words)
                                             : launch_wgmma_backward<width, false>(call, a, g, nullptr)))
         return true;
+    }
+    if constexpr (std::is_same<Element, Half>::value && A::kIsExtended) {
+      if constexpr (width <= 128) {
+        if (aligned == kAlignedAll && KeyBias::is_all_of(a) &&
+            launch_wgmma_backward<width, false, true>(call, a, g, nullptr, KeyBias::of(a)))
+          return true;
+      }
     }
 #endif
     using K = KeysShape<Element, width>;

@@ -19,6 +19,9 @@ struct Logits {
       : scale(a.scale), softcap(a.softcap), factor(1), direct(a.softcap == 0 && a.scale > 0 && !a.adds_to_logits()) {
     if (direct) factor = scale;
   }
+  // From now on sums are logits themselves.
+  __device__ __forceinline__ void take_as_they_are() { softcap = 0, factor = 1, direct = true; }
+
   // In float16, tanh y = 1 - 2 / (1 + e^2y); its error is some 1e-7, which softcap multiplies.
   template <int kM, int kN>
   __device__ __forceinline__ void apply(float (&sums)[kM][kN][4]) const {

@@ -28,9 +28,9 @@ struct TensorMaps {
 
 // Each returns false, and launches nothing, if the GPU lacks the instructions or TMA cannot read the tensors.
 // Where there is a mask, its bits have room at `words`.
-template <int kWidth, bool kHasMask>
-bool launch_wgmma_forward(Call& call, const Attention<Half>& a, uint32_t* words) {
-  using S = WgmmaShape<kWidth, kHasMask>;
+template <int kWidth, bool kHasMask, bool kHasBias = false>
+bool launch_wgmma_forward(Call& call, const Attention<Half>& a, uint32_t* words, const KeyBias& bias = {}) {
+  using S = WgmmaShape<kWidth, kHasMask, false, kHasBias>;
   const Order order = order_of(a.batch * a.heads, parts_of(a.queries, S::kQueries),
                                2. * a.keys * (a.width + a.value_width) / a.group(), a.right >= 0);
   const auto kernel = wgmma_forward<S, DenseTensors>;
@@ -46,14 +46,15 @@ bool launch_wgmma_forward(Call& call, const Attention<Half>& a, uint32_t* words)
   }
   const MaskBits mask = MaskBits::of(a, false, words);
   if (kHasMask) launch_pack_mask(call, a, mask, false);
-  const DenseTensors tensors{a, maps.q, maps.k, maps.v, order, order.count(), tickets, mask};
+  const DenseTensors tensors{a, maps.q, maps.k, maps.v, order, order.count(), tickets, mask, bias};
   launch(call, kernel, blocks, S::kThreads, S::kBytes, tensors);
   return true;
 }
 
-template <int kWidth, bool kHasMask>
-bool launch_wgmma_backward(Call& call, const Attention<Half>& a, const AttentionGradient<Half>& g, uint32_t* words) {
-  using S = WgmmaBackwardShape<kWidth, kHasMask>;
+template <int kWidth, bool kHasMask, bool kHasBias = false>
+bool launch_wgmma_backward(Call& call, const Attention<Half>& a, const AttentionGradient<Half>& g, uint32_t* words,
+                           const KeyBias& bias = {}) {
+  using S = WgmmaBackwardShape<kWidth, kHasMask, kHasBias>;
   const int64_t tiles = parts_of(a.queries, S::kQueries), rows = a.batch * a.heads * tiles;
   const double bytes = (4. * (a.width + a.value_width) + 4 * S::kWidth) * a.queries * a.group();
   const Order order = order_of(a.batch * a.kv_heads, parts_of(a.keys, S::kKeys), bytes, false);
@@ -66,7 +67,7 @@ bool launch_wgmma_backward(Call& call, const Attention<Half>& a, const Attention
   const MaskBits mask = MaskBits::of(a, true, words);
   if (kHasMask) launch_pack_mask(call, a, mask, true);
   launch(call, wgmma_backward<S>, blocks, S::kThreads, S::kBytes, a, g, maps.q, maps.k, maps.v, maps.dout, g.query_sums,
-         order, static_cast<unsigned>(order.count()), mask);
+         order, static_cast<unsigned>(order.count()), mask, bias);
   launch(call, store_query_sums<WgmmaBackwardShape<kWidth, false>>, rows, 256, 0, a, g, g.query_sums, tiles);
   return true;
 }

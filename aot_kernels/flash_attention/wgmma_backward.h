@@ -5,6 +5,10 @@
 // registers. They exchange dx through shared memory, and each multiplies a part of dx k, which is what the tile of keys
 // gives to dq of these queries. Other warps add that to sums in global memory.
 //
+// A thread has two keys, and reads their bias from global memory. Where a bias has moved lse far from 0, p is
+// multiplied by e^-rest (see extended.h). There is no room for the rests in shared memory, and few calls have any but
+// 0, so that they, too, are read from global memory.
+//
 // The additions to a sum have a fixed order, that of its tiles of keys: a counter says how many have added theirs.
 // Blocks take tiles of keys in the same order, by a ticket each, so that whatever a block waits for has begun before.
 #pragma once
@@ -20,10 +24,10 @@
 
 namespace msops::flash_attention {
 
-template <int kWidth_, bool kHasMask_>
+template <int kWidth_, bool kHasMask_, bool kHasBias_ = false>
 struct WgmmaBackwardShape {
   static constexpr int kWidth = kWidth_;
-  static constexpr bool kHasMask = kHasMask_;
+  static constexpr bool kHasMask = kHasMask_, kHasBias = kHasBias_;  // a bias of keys
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kProducerRegisters = 24, kRegisters = 240;
   static constexpr int kKeys = 64 * kConsumers, kQueries = QuerySums::kNumbers / kWidth;
@@ -34,8 +38,10 @@ struct WgmmaBackwardShape {
   using Queries = Ring<2, SharedTile<kQueries, kWidth>>;
   using Dx = Stages<2, SharedTile<kKeys, kQueries>>;
   using Sums = Ring<kSumStages, SharedArray<float4, QuerySums::kNumbers / 4>>;
-  using Rows = Ring<2, SharedArray<float, 2 * kQueries>>;  // (2, kQueries): lse in units of the base 2, delta
-  using Tickets = Ring<2, SharedArray<unsigned, 1>>;       // that were drawn before they are needed
+  // (2, kQueries): lse, in units of the base 2 unless there is a bias, and delta; then, beside a bias, whether any rest
+  // is not 0
+  using Rows = Ring<2, SharedArray<float, 2 * kQueries + kHasBias>>;
+  using Tickets = Ring<2, SharedArray<unsigned, 1>>;  // that were drawn before they are needed
   using Memory = SharedMemory<Keys, Keys, Queries, Queries, Dx, Sums, Rows, Tickets>;
   static constexpr int kBytes = Memory::kBytes;
 };
@@ -119,6 +125,7 @@ struct BackwardBlock {
   const QuerySums& sums;
   const Order& order;
   const MaskBits& mask;
+  const KeyBias& bias;
   unsigned count;  // of items
   const BackwardRings<S>& rings;
 
@@ -163,7 +170,7 @@ __device__ __forceinline__ void copy_tiles(const BackwardBlock<S>& block, const 
   }
 }
 
-// Copies lse and delta of the steps' queries. A warp calls this.
+// Copies lse and delta of the steps' queries, and looks at their rests. A warp calls this.
 template <typename S>
 __device__ __forceinline__ void copy_rows(const BackwardBlock<S>& block) {
   const Attention<Half>& a = block.a;
@@ -176,10 +183,16 @@ __device__ __forceinline__ void copy_rows(const BackwardBlock<S>& block) {
       const int64_t from = w.query(a.of_lse, at.h, at.i0);
       rings.rows.wait_for_room(copies);
       float* const to = rings.memory[rings.rows.tile(copies)];
+      [[maybe_unused]] bool has_rests = false;
       for (int i = lane; i < S::kQueries; i += 32) {
         const float lse = at.i0 + i < w.end ? a.lse[from + i] : -INFINITY;
-        to[i] = lse == -INFINITY ? INFINITY : lse * kLog2E<float>;  // so that all p are 0
+        to[i] = lse == -INFINITY ? INFINITY : S::kHasBias ? lse : lse * kLog2E<float>;  // so that all p are 0
         to[S::kQueries + i] = at.i0 + i < w.end ? block.g.delta[from + i] : 0;
+        if constexpr (S::kHasBias) has_rests |= at.i0 + i < w.end && block.g.rest[from + i] != 0;
+      }
+      if constexpr (S::kHasBias) {
+        const bool any = __any_sync(~0u, has_rests);
+        if (lane == 0) to[2 * S::kQueries] = any;
       }
       __syncwarp();
       if (lane == 0) mbarrier_arrive(rings.rows.full(copies));
@@ -261,6 +274,15 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
       const auto dx_tile = rings.dx.tile(copies);
       const int64_t words = S::kHasMask ? block.mask.first_word(w.b, at.h, j0) : 0;
       const HiddenSums<S::kHasMask, S::kQueries / 8> hidden(block.mask, words, at.i0 / 64);
+      [[maybe_unused]] float bias[2];
+      if constexpr (S::kHasBias) {
+        const int64_t first = block.bias.first(w.b, at.h);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int j = j0 + 8 * half + lane / 4;
+          bias[half] = j < w.keys ? block.bias[first + j * block.bias.key] : 0;
+        }
+      }
       rings.queries.wait(copies), rings.douts.wait(copies), rings.rows.wait(copies);
       clear_rows(rings.memory, queries, seen.queries - at.i0, a.is_packed(), own);
       clear_rows(rings.memory, douts, seen.queries - at.i0, a.is_packed(), own);
@@ -285,10 +307,23 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
         wgmma_wait_group<1>();
         wgmma_fence_operand(p[0]), wgmma_fence_operand(dk[0]), wgmma_fence_operand(dv[0]);
         if (box == 0 && step > 0) rings.queries.release(copies - 1);
-        exponents.logits.apply(p);
-        for_sums<1, 8>([&](int m, int n, int i, int, int column) {
-          p[m][n][i] = ex2_approx_ftz(p[m][n][i] * exponents.factor - lse[column]);
-        });
+        if constexpr (!S::kHasBias) {
+          exponents.logits.apply(p);
+          for_sums<1, 8>([&](int m, int n, int i, int, int column) {
+            p[m][n][i] = ex2_approx_ftz(p[m][n][i] * exponents.factor - lse[column]);
+          });
+        } else {
+          for_sums<1, 8>([&](int m, int n, int i, int, int column) {
+            const float logit = fmaf(p[m][n][i], a.scale, bias[i / 2]);
+            p[m][n][i] = ex2_approx_ftz((logit - lse[column]) * kLog2E<float>);  // exact where both are large
+          });
+          if (rings.memory[rings.rows.tile(copies)][2 * S::kQueries] != 0) {
+            const float* const rest = g.rest + w.query(a.of_lse, at.h, i0);
+            for_sums<1, 8>([&](int m, int n, int i, int, int column) {
+              if (i0 + column < w.end) p[m][n][i] *= ex2_approx_ftz(-rest[column] * kLog2E<float>);
+            });
+          }
+        }
         if (!seen.all(i0, i0 + 64, j0, j0 + 16) || i0 + 64 > w.end) seen.hide_transposed(p, i0, w.end, j0);
         hidden.hide(p, 0, box);
         const auto multiply_douts = [&] {
@@ -298,6 +333,8 @@ __device__ __forceinline__ void compute_gradients(const BackwardBlock<S>& block,
         if (S::kHasRegisters) multiply_douts();
         wgmma_wait_group<S::kHasRegisters>();
         wgmma_fence_operand(dx[0]);
+        // The softcap is 0 beside a bias, but without the branch on it ptxas begins so much at once that it lacks
+        // registers and serializes the products.
         exponents.differentiate(
             dx, p, [&](int, int, int column) { return delta[column]; },
             [&](int, int, int column) { return lse[column] * kLn2; });
@@ -341,12 +378,12 @@ __device__ __forceinline__ void run_wgmma_backward(const Attention<Half>& a, con
                                                    const TensorMap& q_map, const TensorMap& k_map,
                                                    const TensorMap& v_map, const TensorMap& dout_map,
                                                    const QuerySums& sums, const Order& order, unsigned count,
-                                                   const MaskBits& mask) {
+                                                   const MaskBits& mask, const KeyBias& bias) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const BackwardRings<S> rings(shared);
   if (threadIdx.x == 0) rings.init();
   __syncthreads();
-  const BackwardBlock<S> block{a, g, sums, order, mask, count, rings};
+  const BackwardBlock<S> block{a, g, sums, order, mask, bias, count, rings};
   if (threadIdx.x < 128) {
     setmaxnreg_dec<S::kProducerRegisters>();
     const int warp = threadIdx.x / 32;
@@ -371,8 +408,8 @@ __global__ void __launch_bounds__(kHasSm90a ? S::kThreads : 1, 1)
                    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                    const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dout_map,
                    const __grid_constant__ QuerySums sums, const __grid_constant__ Order order, unsigned count,
-                   const __grid_constant__ MaskBits mask) {
-  if constexpr (kHasSm90a) run_wgmma_backward<S>(a, g, q_map, k_map, v_map, dout_map, sums, order, count, mask);
+                   const __grid_constant__ MaskBits mask, const __grid_constant__ KeyBias bias) {
+  if constexpr (kHasSm90a) run_wgmma_backward<S>(a, g, q_map, k_map, v_map, dout_map, sums, order, count, mask, bias);
 }
 
 // Stores dq from its sums. A block has a tile of queries.

@@ -8,6 +8,9 @@
 // of the next item, so that the tensor cores also work while results are stored. A warpgroup without queries in an
 // item, or whose queries do not see its last tiles, passes their turns on.
 //
+// A bias of keys is added in float32. The third warp copies it for each tile of keys; then logits may be far from 0,
+// and the softmax takes differences of them first, as that of mma_forward.h does.
+//
 // Tensors tell the kernel which items there are and how to copy their tiles: DenseTensors, or keys in blocks, as
 // paged_attention/wgmma.h has them.
 #pragma once
@@ -26,10 +29,11 @@ struct Work {
   int tiles;
 };
 
-template <int kWidth_, bool kHasMask_, bool kInBlocks_ = false>
+template <int kWidth_, bool kHasMask_, bool kInBlocks_ = false, bool kHasBias_ = false>
 struct WgmmaShape {
   static constexpr int kWidth = kWidth_;
   static constexpr bool kHasMask = kHasMask_, kInBlocks = kInBlocks_;  // keys may lie in blocks
+  static constexpr bool kHasBias = kHasBias_;                          // of keys
   static constexpr int kConsumers = kWidth <= 64 ? 3 : 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kQueries = 64 * kConsumers, kKeys = kWidth <= 128 ? 128 : 64;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kRegisters = kConsumers == 2 ? 232 : 160;
@@ -39,7 +43,8 @@ struct WgmmaShape {
   using Keys = Ring<kStages, SharedTile<kKeys, kWidth>>;
   using Plan = Ring<2, SharedArray<Work, 1>>;  // the planned item, and the one that is not finished
   using Lost = Stages<kInBlocks ? kStages : 0, SharedArray<uint32_t, 1>>;  // see ForwardRings::lost_keys
-  using Memory = SharedMemory<Queries, Keys, Keys, Plan, Lost>;
+  using Biases = Ring<kHasBias ? kStages : 0, SharedArray<float, kKeys>>;
+  using Memory = SharedMemory<Queries, Keys, Keys, Plan, Lost, Biases>;
   static constexpr int kBytes = Memory::kBytes;
 };
 
@@ -79,13 +84,16 @@ struct ForwardRings {
   typename S::Keys keys, values;
   typename S::Plan plan;
   typename S::Lost lost;
+  typename S::Biases biases;
 
   __device__ __forceinline__ explicit ForwardRings(unsigned char* shared) : memory{shared} {
     memory.take(queries), memory.take(keys), memory.take(values), memory.take(plan), memory.take(lost);
+    memory.take(biases);
   }
   __device__ __forceinline__ void init() const {
     constexpr int kUsers = 4 * S::kConsumers;
-    queries.init(kUsers), keys.init(kUsers), values.init(kUsers), plan.init(kUsers + 1);
+    queries.init(kUsers), keys.init(kUsers), values.init(kUsers), plan.init(kUsers + 1 + S::kHasBias);
+    if constexpr (S::kHasBias) biases.init(kUsers);
     fence_mbarrier_init();
   }
   __device__ __forceinline__ Work* planned(int number) const { return memory[plan.tile(number)]; }
@@ -102,6 +110,7 @@ struct DenseTensors {
   int64_t count;      // of items
   unsigned* tickets;  // how many items were taken, or null: then each block takes its share
   MaskBits mask;
+  KeyBias bias;
 
   __device__ __forceinline__ int64_t items() const { return count; }
   // Returns an item, whose keys begin where a tile may begin.
@@ -189,6 +198,34 @@ __device__ __forceinline__ void copy_values(const Tensors& from, const ForwardRi
   }
 }
 
+// Copies the bias of the planned items' keys. The third warp calls this.
+template <typename S, typename Tensors>
+__device__ __forceinline__ void copy_biases(const Tensors& from, const ForwardRings<S>& rings) {
+  const int lane = threadIdx.x % 32;
+  int copies = 0;
+  for (int works = 0;; ++works) {
+    rings.plan.wait(works);
+    const Work w = *rings.planned(works);
+    rings.plan.release(works);
+    if (w.item.empty()) return;
+    const int64_t first = from.bias.first(w.item.b, w.item.h);
+    for (int t = 0; t < w.tiles; ++t, ++copies) {
+      float biases[S::kKeys / 32];
+#pragma unroll
+      for (int i = 0; i < S::kKeys / 32; ++i) {
+        const int j = w.item.begin + t * S::kKeys + 32 * i + lane;
+        biases[i] = j < w.item.end ? from.bias[first + j * from.bias.key] : 0;
+      }
+      rings.biases.wait_for_room(copies);
+      float* const to = rings.memory[rings.biases.tile(copies)];
+#pragma unroll
+      for (int i = 0; i < S::kKeys / 32; ++i) to[32 * i + lane] = biases[i];
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(rings.biases.full(copies));
+    }
+  }
+}
+
 // Computes the results of the items for 64 of each item's queries. A warpgroup calls this; `consumer` is its number.
 template <typename S>
 __device__ __forceinline__ void compute_items(const Attention<Half>& a, const MaskBits& mask, int consumer,
@@ -200,7 +237,8 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
   const auto& values = rings.values;
   const int row = consumer * 64 + threadIdx.x / 32 % 4 * 16;
   const int turn = 1 + consumer, next_turn = 1 + (consumer + 1) % S::kConsumers, own = 1 + S::kConsumers + consumer;
-  const Logits logits(a);
+  Logits logits(a);
+  if constexpr (S::kHasBias) logits.take_as_they_are();
   const bool hides_rows = a.kv_lengths || a.is_packed();  // so that keys beyond the end may be anything
 
   if (consumer == S::kConsumers - 1) bar_arrive(next_turn, 256);  // the first consumer begins
@@ -220,8 +258,23 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
     if constexpr (S::kInBlocks) return *rings.lost_keys(copy);
     return 0u;
   };
-  const auto take = [&](const SeenWith<Half, false>& seen, const Hidden& hidden, uint32_t lost, int i0, int i1,
-                        int j0) {
+  // Turns products into logits.
+  const auto add_biases = [&](int copy) {
+    if constexpr (S::kHasBias) {
+      rings.biases.wait(copy);
+      const float* const from = rings.memory[rings.biases.tile(copy)] + threadIdx.x % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < S::kKeys / 8; ++n) {
+        const float2 pair = *reinterpret_cast<const float2*>(from + 8 * n);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[0][n][i] = fmaf(x[0][n][i], logits.scale, i % 2 ? pair.y : pair.x);
+      }
+      rings.biases.release(copy);
+    }
+  };
+  const auto take = [&](const SeenWith<Half, false>& seen, const Hidden& hidden, uint32_t lost, int copy, int i0,
+                        int i1, int j0) {
+    add_biases(copy);
     logits.apply(x);
     if (!seen.all(i0, i1, j0, j0 + S::kKeys)) seen.hide(x, i0, j0);
     // Queries of another sequence do not change when maxima grow, and so no bit of this one's results.
@@ -231,7 +284,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
         x[0][n][i] = is_outside || lost >> n & 1 ? -INFINITY : x[0][n][i];
       });
     hidden.hide(x, -INFINITY);
-    return softmax.template advance<false>(x, shrink, logits.factor * kLog2E<float>);
+    return softmax.template advance<S::kHasBias>(x, shrink, logits.factor * kLog2E<float>);
   };
   const auto wait_for_last_values = [&] {
     const Work& w = *rings.planned(number);
@@ -252,6 +305,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
       bar_sync(turn, 256);
       bar_arrive(next_turn, 256);
       keys.release(copies);
+      if constexpr (S::kHasBias) rings.biases.wait(copies), rings.biases.release(copies);
       values.wait(copies);
       values.release(copies);
     }
@@ -311,7 +365,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
     keys.release(copies);
     if (tiles_of_next == 1) queries.release(tiles_of_queries);
     softmax = OnlineSoftmax<1>();
-    take(seen, first_hidden, first_lost, i0, i1, begin);
+    take(seen, first_hidden, first_lost, copies, i0, i1, begin);
     if (S::kWaitsLate) values.wait(copies, softmax.zero());
     wgmma_wait_group<0>();
     wgmma_fence_operand(out[0]);
@@ -333,7 +387,7 @@ __device__ __forceinline__ void compute_items(const Attention<Half>& a, const Ma
       wgmma_fence_operand(x[0]);
       keys.release(copies);
       if (t + 1 == tiles_of_item) queries.release(tiles_of_queries);
-      const bool grows = take(seen, hidden, lost, i0, i1, begin + t * S::kKeys);
+      const bool grows = take(seen, hidden, lost, copies, i0, i1, begin + t * S::kKeys);
       if (S::kWaitsLate) values.wait(copies, softmax.zero());
       wgmma_wait_group<0>();
       wgmma_fence_operand(out[0]);
@@ -357,6 +411,9 @@ __device__ __forceinline__ void run_wgmma_forward(const Tensors& tensors) {
     setmaxnreg_dec<S::kProducerRegisters>();
     if (threadIdx.x < 32) copy_keys<S>(tensors, rings);
     if (threadIdx.x / 32 == 1) copy_values<S>(tensors, rings);
+    if constexpr (S::kHasBias) {
+      if (threadIdx.x / 32 == 2) copy_biases<S>(tensors, rings);
+    }
   } else {
     setmaxnreg_inc<S::kThreads, S::kProducerRegisters, S::kRegisters>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // is known to be the same in a warp

@@ -88,6 +88,11 @@ class TestFlashAttention(OperatorTest):
         "mask of each pair, 256 features": case((2, 1, 70, 140), 200, 256, mask=(2, 2, 70, 140)),
         "mask of 16 keys, step": case((8, 2, 1, 640), 32, mask=(2, 1, 1, 640)),
         "step, more features": case((3, 1, 2, 300), 256, 136, batch=1, lengths=True),
+        "bias of keys alone": case((4, 2, 200, 330), 64, bias=(2, 1, 1, 330), causal=True),
+        "bias of keys of heads": case(
+            (4, 1, 130, 200), 128, 80, bias=(4, 1, 200), lengths=True, causal=True, wide_bias=True, **STEPS
+        ),
+        "words, bias of keys": case((2, 1, 260, 270), 70, 66, bias=(270,), window=(90, 20), batch=1),
         "512 features, bias": case((1, 1, 20, 70), 300, 512, batch=1, bias=(20, 70), dropout_p=0.3),
     }
     small = "small"
