@@ -28,7 +28,7 @@ namespace msops::broadcast {
 
 #ifdef __CUDACC__
 
-constexpr int kMostThreads = 256;
+constexpr int kThreads = 128;
 
 enum Kind : int {
   kWhole,    // has the shape of the result
@@ -112,25 +112,18 @@ struct Words {
   }
 };
 
-// Loads what operand k has for outputs at several places.
-template <typename T, int N, int kPacks, int K>
-__device__ __forceinline__ void read(Words<T, N> (&to)[kPacks], const Layout<K>& layout, int k,
-                                     const Place (&places)[kPacks]) {
+// Loads what operand k has for the outputs at a place.
+template <typename T, int N, int K>
+__device__ __forceinline__ void read(Words<T, N>& to, const Layout<K>& layout, int k, const Place& place) {
   const T* const from = static_cast<const T*>(layout.in[k]);
   const Kind kind = layout.kinds[k];
-  int offsets[kPacks];
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    offsets[u] = kind == kWhole ? places[u].pack * N : 0;
-    if (kind == kRows || kind == kNumbers) offsets[u] = layout.offset(k, places[u].row);
-    if (kind == kRows) offsets[u] += places[u].column * N;
-  }
+  int offset = kind == kWhole ? place.pack * N : 0;
+  if (kind == kRows || kind == kNumbers) offset = layout.offset(k, place.row);
+  if (kind == kRows) offset += place.column * N;
   if (kind == kWhole || kind == kRows) {
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u) to[u].load_pack(from + offsets[u]);
+    to.load_pack(from + offset);
   } else {
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u) to[u].load_number(from + offsets[u]);
+    to.load_number(from + offset);
   }
 }
 
@@ -139,49 +132,30 @@ constexpr int kWidth =
     16 / (sizeof(typename Operation::First) > sizeof(typename Operation::Rest) ? sizeof(typename Operation::First)
                                                                                : sizeof(typename Operation::Rest));
 
-// With 40 registers, 1536 threads of a multiprocessor load two packs each; older GPUs run 1024 threads.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-constexpr int kBlocks = 4;
-#else
-constexpr int kBlocks = 6;
-#endif
+// A thread computes a pack. Inputs are not marked as constant, so that the result may be stored in place of an operand
+// of its shape.
 template <typename Operation>
-constexpr int kBlocksAtOnce =
-    sizeof(typename Operation::Rest) == 2 || sizeof(typename Operation::Rest) == 4 ? kBlocks : 4;
-
-// A thread computes kPacks packs, which are a block apart. Inputs are not marked as constant, so that the result may be
-// stored in place of an operand of its shape.
-template <int kPacks, typename Operation>
-__global__ void __launch_bounds__(kMostThreads, kBlocksAtOnce<Operation>)
+__global__ void __launch_bounds__(kThreads)
     tiled_kernel(const __grid_constant__ Layout<Operation::kOperands> layout, const Operation operation) {
   constexpr int K = Operation::kOperands, N = kWidth<Operation>;
   using Out = typename Operation::Out;
-  const int first = static_cast<int>(blockIdx.x * blockDim.x) * kPacks + static_cast<int>(threadIdx.x);
-  const int apart = static_cast<int>(blockDim.x);
-  Place places[kPacks] = {};
+  Place place{static_cast<int>(blockIdx.x * kThreads + threadIdx.x), 0, 0};
+  if (place.pack >= layout.packs) return;
+  if (layout.has_rows) place.row = layout.row.divide(place.pack, &place.column);
+  Words<typename Operation::First, N> x;
+  Words<typename Operation::Rest, N> rest[K - 1];
+  read(x, layout, 0, place);
 #pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    places[u].pack = ::min(first + u * apart, layout.packs - 1);  // the last pack is read again, but not stored again
-    if (layout.has_rows) places[u].row = layout.row.divide(places[u].pack, &places[u].column);
-  }
-  Words<typename Operation::First, N> x[kPacks];
-  Words<typename Operation::Rest, N> rest[K - 1][kPacks];
-  read(x, layout, 0, places);
-#pragma unroll
-  for (int k = 1; k < K; ++k) read(rest[k - 1], layout, k, places);
+  for (int k = 1; k < K; ++k) read(rest[k - 1], layout, k, place);
   const Operation prepared = operation.prepared();
+  Pack<typename Operation::Rest, N> others[K - 1];
+  if (layout.is_number(0)) x.repeat();
 #pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    Pack<typename Operation::Rest, N> others[K - 1];
-    if (layout.is_number(0)) x[u].repeat();
-#pragma unroll
-    for (int k = 1; k < K; ++k) {
-      if (layout.is_number(k)) rest[k - 1][u].repeat();
-      others[k - 1] = rest[k - 1][u].pack();
-    }
-    const Pack<Out, N> z = prepared(x[u].pack(), others);
-    if (first + u * apart < layout.packs) store_at_once(static_cast<Out*>(layout.out) + places[u].pack * N, z);
+  for (int k = 1; k < K; ++k) {
+    if (layout.is_number(k)) rest[k - 1].repeat();
+    others[k - 1] = rest[k - 1].pack();
   }
+  store_at_once(static_cast<Out*>(layout.out) + place.pack * N, prepared(x.pack(), others));
 }
 
 // Ragged holds what a thread of the ragged kernel has loaded of an operand.
@@ -252,11 +226,11 @@ __device__ __forceinline__ Ragged<T, N> read_ragged(const Layout<K>& layout, int
 
 // A thread computes a pack of the result.
 template <typename Operation>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kThreads)
     ragged_kernel(const __grid_constant__ Layout<Operation::kOperands> layout, const Operation operation) {
   constexpr int K = Operation::kOperands, N = kWidth<Operation>;
   using Out = typename Operation::Out;
-  Place place{static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), 0, 0};
+  Place place{static_cast<int>(blockIdx.x * kThreads + threadIdx.x), 0, 0};
   if (place.pack >= layout.packs) return;
   const int begin = place.pack * N, count = ::min(N, layout.outputs - begin);
   place.row = layout.row.divide(begin, &place.column);
@@ -279,7 +253,7 @@ __global__ void __launch_bounds__(kMostThreads)
 // Launches a kernel for a part of the operands.
 template <typename Operation>
 void apply_on_gpu(Call& call, const Operands<Operation::kOperands>& part, const Operation& operation) {
-  constexpr int K = Operation::kOperands, N = kWidth<Operation>, kPacks = 2;
+  constexpr int K = Operation::kOperands, N = kWidth<Operation>;
   Layout<K> layout;
   layout.out = static_cast<typename Operation::Out*>(part.out) + part.output;
   layout.outputs = static_cast<int>(part.outputs), layout.packs = static_cast<int>((part.outputs + N - 1) / N);
@@ -306,12 +280,8 @@ void apply_on_gpu(Call& call, const Operands<Operation::kOperands>& part, const 
   layout.row = Divisor(is_tiled ? std::max<int64_t>(1, part.length / N) : part.length);
   layout.outer = part.rows.count;
   for (int axis = 0; axis < part.rows.count; ++axis) layout.axes[axis] = Divisor(part.rows.size[axis]);
-  // Small results take smaller blocks, so that more multiprocessors have one.
-  const int64_t packs = layout.packs;
-  const int threads = packs >= 1 << 17 ? 256 : packs >= 1 << 15 ? 128 : 64;
-  const int64_t tile = is_tiled ? threads * kPacks : threads;
-  const auto kernel = is_tiled ? tiled_kernel<kPacks, Operation> : ragged_kernel<Operation>;
-  launch(call, kernel, (packs + tile - 1) / tile, threads, 0, layout, operation);
+  const auto kernel = is_tiled ? tiled_kernel<Operation> : ragged_kernel<Operation>;
+  launch(call, kernel, (layout.packs + kThreads - 1) / kThreads, kThreads, 0, layout, operation);
 }
 
 #endif
