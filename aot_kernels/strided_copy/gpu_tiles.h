@@ -2,9 +2,10 @@
 // tile of k positions along x's axis and m positions along y's, 16 KiB in all. In shared memory, elements of less than
 // 4 bytes are joined, along m, to words of 4 bytes, so that packs of 16 bytes at both ends are written and read word by
 // word. A row of words for each position along m has one word more than the tile: no two threads of a warp meet in a
-// bank.
+// bank. From sm_80 on, elements of 2 bytes go through smaller tiles, by ldmatrix.
 #pragma once
 
+#include "../common/gpu/ldmatrix.h"
 #include "gpu_walk.h"
 
 namespace msops::strided_copy {
@@ -40,6 +41,27 @@ struct Transpose {
   T* y;
 };
 
+// A Corner is where a block's tile begins in x and y, and how many positions along m and k there are from there on, at
+// most the tile's.
+template <typename T>
+struct Corner {
+  int m, k;
+  const T* x;
+  T* y;
+
+  __device__ Corner(const Transpose<T>& t, int log_m) {
+    int tile_m, tile_k;
+    const int batch = t.tiles_k.divide(t.tiles_m.divide(static_cast<int>(blockIdx.x), &tile_m), &tile_k);
+    int64_t from = 0, to = 0;
+    t.others.add(batch, from, to);
+    const int64_t first_m = int64_t{tile_m} << log_m, first_k = int64_t{tile_k} << t.log_k;
+    m = static_cast<int>(std::min(t.m - first_m, int64_t{1} << log_m));
+    k = static_cast<int>(std::min(t.k - first_k, int64_t{1} << t.log_k));
+    x = t.x + from + first_m * t.stride_m + first_k;
+    y = t.y + to + first_k * t.stride_k + first_m;
+  }
+};
+
 template <bool kReadsPacks, bool kWritesPacks, typename T>
 class Tile {
   using Of = TileOf<T>;
@@ -47,18 +69,8 @@ class Tile {
   static constexpr int kPack = Of::kPack, kJoined = Of::kJoined, kThreads = Of::kThreads;
 
  public:
-  __device__ Tile(const Transpose<T>& t, Word* words) : t_(t), words_(words), row_((1 << t.log_k) + 1) {
-    int m, k;
-    const int batch = t.tiles_k.divide(t.tiles_m.divide(static_cast<int>(blockIdx.x), &m), &k);
-    int64_t from = 0, to = 0;
-    t.others.add(batch, from, to);
-    log_m_ = Of::log2(Of::kArea) - t.log_k;
-    const int64_t first_m = int64_t{m} << log_m_, first_k = int64_t{k} << t.log_k;
-    m_ = static_cast<int>(std::min(t.m - first_m, int64_t{1} << log_m_));
-    k_ = static_cast<int>(std::min(t.k - first_k, int64_t{1} << t.log_k));
-    x_ = t.x + from + first_m * t.stride_m + first_k;
-    y_ = t.y + to + first_k * t.stride_k + first_m;
-  }
+  __device__ Tile(const Transpose<T>& t, Word* words)
+      : t_(t), words_(words), row_((1 << t.log_k) + 1), log_m_(Of::log2(Of::kArea) - t.log_k), at_(t, log_m_) {}
 
   __device__ void read() {
     if constexpr (kReadsPacks) {
@@ -99,7 +111,7 @@ class Tile {
 #pragma unroll
       for (int e = 0; e < kJoined; ++e) {
         packs[turn][e] = {};
-        if (k < k_ && m + e < m_) packs[turn][e] = load<kPack>(x_ + (m + e) * t_.stride_m + k);
+        if (k < at_.k && m + e < at_.m) packs[turn][e] = load<kPack>(at_.x + (m + e) * t_.stride_m + k);
       }
     }
 #pragma unroll
@@ -126,7 +138,7 @@ class Tile {
         T parts[kJoined] = {};
 #pragma unroll
         for (int e = 0; e < kJoined; ++e)
-          if (k < k_ && m + e < m_) parts[e] = x_[(m + e) * t_.stride_m + k];
+          if (k < at_.k && m + e < at_.m) parts[e] = at_.x[(m + e) * t_.stride_m + k];
         memcpy(words + turn, parts, sizeof(Word));
       }
 #pragma unroll
@@ -143,13 +155,13 @@ class Tile {
     for (int turn = 0; turn < Of::kWrites; ++turn) {
       const Place at = place<Of::kWriteLanes>(turn, log_m_ - kLogPack);
       const int m = at.x * kPack, k = at.y;
-      if (m >= m_ || k >= k_) continue;
+      if (m >= at_.m || k >= at_.k) continue;
       Word words[Of::kWords];
 #pragma unroll
       for (int w = 0; w < Of::kWords; ++w) words[w] = words_[(at.x * Of::kWords + w) * row_ + k];
       Pack<T, kPack> pack;
       memcpy(&pack, words, sizeof pack);
-      store_at_once(y_ + k * t_.stride_k + m, pack);
+      store_at_once(at_.y + k * t_.stride_k + m, pack);
     }
   }
 
@@ -157,7 +169,7 @@ class Tile {
 #pragma unroll 4
     for (int i = threadIdx.x; i < Of::kArea; i += kThreads) {
       const int m = i & ((1 << log_m_) - 1), k = i >> log_m_;
-      if (m >= m_ || k >= k_) continue;
+      if (m >= at_.m || k >= at_.k) continue;
       const Word word = words_[m / kJoined * row_ + k];
       T parts[kJoined];
       memcpy(parts, &word, sizeof word);
@@ -165,16 +177,14 @@ class Tile {
 #pragma unroll
       for (int e = 1; e < kJoined; ++e)
         if (m % kJoined == e) value = parts[e];
-      y_[k * t_.stride_k + m] = value;
+      at_.y[k * t_.stride_k + m] = value;
     }
   }
 
   const Transpose<T>& t_;
   Word* const words_;
-  const int row_;
-  int log_m_, m_, k_;  // log2 of the tile's size; how many positions of it there are
-  const T* x_;
-  T* y_;
+  const int row_, log_m_;
+  const Corner<T> at_;
 };
 
 template <bool kReadsPacks, bool kWritesPacks, typename T>
@@ -186,14 +196,49 @@ __global__ void __launch_bounds__(TileOf<T>::kThreads) transpose_kernel(const Tr
   tile.write();
 }
 
+// Transposes elements of 2 bytes, in packs at both ends, by ldmatrix, whose matrices have rows of a pack. A block takes
+// 64 positions along both axes. In shared memory, the packs of each position along m are swizzled: neither the 8 that
+// are stored at once nor the 8 rows of a matrix meet in a bank.
+constexpr int kLogSide = 6;
+template <typename T>
+__global__ void __launch_bounds__(TileOf<T>::kThreads) ldmatrix_kernel(const Transpose<T> t) {
+  constexpr int kSide = 1 << kLogSide, kPack = TileOf<T>::kPack, kPacks = kSide / kPack;  // packs of a row
+  constexpr int kRows = TileOf<T>::kThreads / kPacks, kTurns = kSide / kRows;
+  static_assert(kPack == 8 && TileOf<T>::kThreads == 32 * kPacks, "ldmatrix takes 16-bit elements, a warp a column");
+  if (!has_instructions_of(80)) return;
+  __shared__ Pack<T, kPack> tile[kSide * kPacks];
+  const auto place = [&](int m, int pack) { return tile + m * kPacks + (pack ^ ((m & 1) | (m >> 2 & 6))); };
+  const Corner<T> at(t, kLogSide);
+  const int column = threadIdx.x % kPacks, row = threadIdx.x / kPacks;
+  Pack<T, kPack> packs[kTurns] = {};
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int m = turn * kRows + row, k = column * kPack;
+    if (m < at.m && k < at.k) packs[turn] = load<kPack>(at.x + m * t.stride_m + k);
+  }
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) *place(turn * kRows + row, column) = packs[turn];
+  __syncthreads();
+  // A warp takes a pack along k, of 32 positions along m at once. Pairs of these positions go to the four matrices in
+  // turn, so that a thread gets 8 neighbours of them, for one position along k.
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, k = warp * kPack + lane / 4;
+#pragma unroll
+  for (int first = 0; first < kSide; first += 32) {
+    uint32_t words[4];
+    ldmatrix_x4_trans(words, shared_address(place(first + lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2, warp)));
+    const int m = first + lane % 4 * kPack;
+    if (m < at.m && k < at.k) st_global_v4(at.y + k * t.stride_k + m, words);
+  }
+}
+
+// Returns how many tiles of 2^log positions cover so many.
+inline int64_t tiles_of(int64_t positions, int log) { return (positions - 1 >> log) + 1; }
+
 // Chooses the tile that takes the fewest tiles, and rather one that is 64 wide along k.
 template <typename T>
 int best_log_k(int64_t k, int64_t m) {
   using Of = TileOf<T>;
-  const auto tiles = [=](int log_k) {
-    const int64_t of_m = Of::kArea >> log_k, of_k = 1 << log_k;
-    return (k + of_k - 1) / of_k * ((m + of_m - 1) / of_m);
-  };
+  const auto tiles = [=](int log_k) { return tiles_of(k, log_k) * tiles_of(m, Of::log2(Of::kArea) - log_k); };
   int best = sizeof(T) < 8 ? 6 : 5;
   for (int log_k = Of::kNarrow; log_k <= Of::kWide; ++log_k)
     if (tiles(log_k) < tiles(best)) best = log_k;
@@ -216,24 +261,34 @@ void transpose(Call& call, const Copy<T>& copy, int inner) {
   }
   const int64_t k = copy.axes.size[inner], m = copy.axes.size[last];
   const bool writes_packs = is_aligned<Of::kPack>(copy.y) && m % Of::kPack == 0;
-  const int log_k = best_log_k<T>(k, m);
-  const int64_t of_m = Of::kArea >> log_k, of_k = 1 << log_k;
-  const int64_t tiles_m = (m + of_m - 1) / of_m, tiles_k = (k + of_k - 1) / of_k;
-  const Transpose<T> t{k,
-                       m,
-                       copy.axes.stride[0][last],
-                       strides[inner],
-                       log_k,
-                       Divisor(tiles_m),
-                       Divisor(tiles_k),
-                       Walk<2>(others),
-                       copy.x,
-                       copy.y};
-  const auto run = [&](auto kernel) { launch(call, kernel, tiles_m * tiles_k * others.total(), Of::kThreads, 0, t); };
+  const auto run = [&](auto kernel, int log_k, int log_m) {
+    const int64_t tiles_m = tiles_of(m, log_m), tiles_k = tiles_of(k, log_k);
+    const Transpose<T> t{k,
+                         m,
+                         copy.axes.stride[0][last],
+                         strides[inner],
+                         log_k,
+                         Divisor(tiles_m),
+                         Divisor(tiles_k),
+                         Walk<2>(others),
+                         copy.x,
+                         copy.y};
+    launch(call, kernel, tiles_m * tiles_k * others.total(), Of::kThreads, 0, t);
+  };
+  const int log_k = best_log_k<T>(k, m), log_m = Of::log2(Of::kArea) - log_k;
+  if constexpr (sizeof(T) == 2) {
+    // Along a short axis, a longer tile covers less that is not there.
+    const bool is_short = tiles_of(k, kLogSide) * tiles_of(m, kLogSide) > 2 * tiles_of(k, log_k) * tiles_of(m, log_m);
+    const auto kernel = ldmatrix_kernel<T>;
+    [[maybe_unused]] static FactOfGpu<> fact;
+    if (reads_packs && writes_packs && !is_short && fact.get([=] { return int{is_compiled_for(80, kernel)}; }))
+      return run(kernel, kLogSide, kLogSide);
+  }
+  const auto run_tiles = [&](auto kernel) { run(kernel, log_k, log_m); };
   if (reads_packs) {
-    writes_packs ? run(transpose_kernel<true, true, T>) : run(transpose_kernel<true, false, T>);
+    writes_packs ? run_tiles(transpose_kernel<true, true, T>) : run_tiles(transpose_kernel<true, false, T>);
   } else {
-    writes_packs ? run(transpose_kernel<false, true, T>) : run(transpose_kernel<false, false, T>);
+    writes_packs ? run_tiles(transpose_kernel<false, true, T>) : run_tiles(transpose_kernel<false, false, T>);
   }
 }
 

@@ -67,6 +67,7 @@ class StridedCopy(Card):
     further = {
         "transposed packs": permuted((64, 192), 1, 0),
         "transposed packs, short": permuted((24, 40), 1, 0),
+        "transposed packs, narrow": permuted((520, 32), 1, 0, kind="float16"),
         "transposed packs of rows": permuted((72, 130), 1, 0),
         "transposed packs of columns": permuted((130, 72), 1, 0),
         "transposed bytes": permuted((80, 144), 1, 0, kind="int8"),
