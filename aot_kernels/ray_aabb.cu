@@ -44,19 +44,17 @@ struct Intersect {
     const Ray<C> ray = Ray<C>::at(origins, directions, i);
     Interval<C> hit{0, std::numeric_limits<C>::infinity()};
     for (int axis = 0; axis < 3; ++axis) hit.cut(ray.origin[axis], ray.direction[axis], box.low[axis], box.high[axis]);
-    put(i, hit);
-  }
-  MSOPS_BOTH void put(int64_t i, const Interval<C>& hit) const {
     const bool empty = hit.is_empty();
     assign(near[i], empty ? C(-1) : hit.enter);
     assign(far[i], empty ? C(-1) : hit.leave);
   }
 };
 
-// On the CPU, index i is a run of rays.
+// On the CPU, index i is a run of rays. A run is long, since GCC computes its last vector ray by ray: a load of three
+// vectors there would read past the last ray.
 template <typename T>
 struct IntersectRun {
-  static constexpr int kRun = 64;
+  static constexpr int kRun = 256;
   using C = Compute<T>;
   Intersect<T> all;
   int64_t rays;
@@ -64,20 +62,26 @@ struct IntersectRun {
   MSOPS_CPU void operator()(int64_t i) const {
     const int64_t begin = i * kRun;
     const int n = static_cast<int>(std::min<int64_t>(kRun, rays - begin));
-    C enter[kRun], leave[kRun];
+    C origins[3 * kRun], directions[3 * kRun], enter[kRun], leave[kRun];
+    widen(all.origins + 3 * begin, origins, 3 * n);
+    widen(all.directions + 3 * begin, directions, 3 * n);
     for (int k = 0; k < n; ++k) enter[k] = 0, leave[k] = std::numeric_limits<C>::infinity();
     for (int axis = 0; axis < 3; ++axis) {
-      const T *origins = all.origins + 3 * begin + axis, *directions = all.directions + 3 * begin + axis;
       const C low = all.box.low[axis], high = all.box.high[axis];
 #pragma omp simd
       for (int k = 0; k < n; ++k) {
         Interval<C> hit{enter[k], leave[k]};
-        hit.cut(C(origins[3 * k]), C(directions[3 * k]), low, high);
+        hit.cut(origins[3 * k + axis], directions[3 * k + axis], low, high);
         enter[k] = hit.enter, leave[k] = hit.leave;
       }
     }
 #pragma omp simd
-    for (int k = 0; k < n; ++k) all.put(begin + k, {enter[k], leave[k]});
+    for (int k = 0; k < n; ++k) {
+      const bool empty = Interval<C>{enter[k], leave[k]}.is_empty();
+      enter[k] = empty ? C(-1) : enter[k], leave[k] = empty ? C(-1) : leave[k];
+    }
+    narrow(enter, all.near + begin, n);
+    narrow(leave, all.far + begin, n);
   }
 };
 
