@@ -298,10 +298,10 @@ MSOPS_CPU __attribute__((always_inline)) void for_distances(const Point<C>& quer
   }
 }
 
-// Calls f for the distances of all points in cells of `box`, without those of `done`.
+// Calls f for the distances of all points in cells of `box`, without those of `done`. It is inlined, too.
 template <typename C, typename F>
-MSOPS_CPU void for_box(const Cells<C>& cells, const Point<C>& query, const CellBox& box, const CellBox& done,
-                       const F& f) {
+MSOPS_CPU __attribute__((always_inline)) void for_box(const Cells<C>& cells, const Point<C>& query, const CellBox& box,
+                                                      const CellBox& done, const F& f) {
   for (int64_t row = 0, rows = box.rows(); row < rows; ++row)
     for (int side = 0; side < 2; ++side) {
       int32_t from, to;
