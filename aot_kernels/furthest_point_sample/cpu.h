@@ -123,6 +123,12 @@ struct SampleOnCpu {
 #pragma omp simd reduction(max : most)
     for (int64_t i = begin; i < end; ++i) most = distance[i] > most ? distance[i] : most;
     int64_t i = begin;
+    for (constexpr int kWidth = 16; i + kWidth <= end; i += kWidth) {
+      int any = 0;
+#pragma omp simd reduction(| : any)
+      for (int w = 0; w < kWidth; ++w) any |= distance[i + w] == most;
+      if (any) break;
+    }
     while (distance[i] != most) ++i;
     buckets.distance()[b] = most;
     buckets.index()[b] = cells.order[i];
