@@ -14,7 +14,7 @@ template <int D, bool kAlong, typename T>
 struct TableOnCpu {
   using C = Compute<T>;
   using Points = Tile<D, kAlong, C>;
-  static constexpr int kPoints = Points::kPoints, kCorners = 1 << D;
+  static constexpr int kPoints = Points::kPoints, kCorners = 1 << D, kRun = 8;  // features at once
   const Problem<T>& all;
   const T* dout;
   C* sums;  // of all entries; dtable itself, if that has elements of C
@@ -30,6 +30,16 @@ struct TableOnCpu {
   }
 
  private:
+  // Returns n numbers in C, which are in `room` if they have another type.
+  static MSOPS_CPU const C* widened(const T* from, C* room, int64_t n) {
+    if constexpr (std::is_same<C, T>::value) {
+      return from;
+    } else {
+      widen(from, room, n);
+      return room;
+    }
+  }
+
   // Computes the gradients of a level's entries from `begin` to `end`.
   MSOPS_CPU void add(int l, int64_t begin, int64_t end) const {
     const Level& level = all.grids.level[l];
@@ -45,15 +55,20 @@ struct TableOnCpu {
       for (int c = 0; c < all.corners; ++c) points.entries(c, entries[c]), points.shares(c, -1, weights[c]);
       for (int j = 0; j < count; ++j) {
         const T* const gradient = dout + (n + j) * all.width() + l * features;
-        for (int c = 0; c < all.corners; ++c) {
-          const int64_t entry = entries[c][j] - begin;
-          if (entry < 0 || entry >= end - begin) continue;
-          for (int64_t f = 0; f < features; ++f) to[entry * features + f] += weights[c][j] * C(gradient[f]);
+        for (int64_t f = 0; f < features; f += kRun) {
+          const int64_t run = std::min<int64_t>(kRun, features - f);
+          C wide[kRun];
+          const C* const d = widened(gradient + f, wide, run);
+          for (int c = 0; c < all.corners; ++c) {
+            const int64_t entry = entries[c][j] - begin;
+            if (entry < 0 || entry >= end - begin) continue;
+            C* const sum = to + entry * features + f;
+            for (int64_t k = 0; k < run; ++k) sum[k] += weights[c][j] * d[k];
+          }
         }
       }
     }
-    if constexpr (!std::is_same<C, T>::value)
-      for (int64_t i = 0; i < size; ++i) assign(dtable[first + i], to[i]);
+    if constexpr (!std::is_same<C, T>::value) narrow(to, dtable + first, size);
   }
 };
 
