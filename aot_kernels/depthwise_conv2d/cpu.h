@@ -72,7 +72,7 @@ struct Input {
         }
       }
     }
-    std::fill(to, to + kSlack<C>, C(0));
+    fill_slack(to);
   }
 
  private:
@@ -177,7 +177,7 @@ struct InputGradient {
             copy(dout + (plane * s.multiplier + j) * s.h.out * s.w.out, s.w.out,
                  {tile.row + h.lowest, 1, s.h.out, tiling.rows + h.reach},
                  {tile.column + w.lowest, 1, s.w.out, tiling.pitch}, gradient);
-            std::fill(gradient + tiling.plane, gradient + tiling.plane + kSlack<C>, C(0));
+            fill_slack(gradient + tiling.plane);
           }
           for (int64_t p = 0; p < phases; ++p) {
             const int* range = begin + phase_h * s.w.stride + phase_w + p;
@@ -250,7 +250,7 @@ struct WeightGradient : Input {
       const T* d = start_tile(oc, at / tiling.tiles(), tile, input);
       // The copy is zero between two rows, so that the products there are zero, too.
       cpu::copy(d, s.w.out, {0, 1, tile.rows, tile.rows}, {0, 1, tile.columns, tiling.pitch}, gradient);
-      std::fill(gradient + tile.length, gradient + tile.length + kSlack<C>, C(0));
+      fill_slack(gradient + tile.length);
       for (int64_t q = 0; q < tile.length; q += 128)
         bias += sum_of_run(gradient + q, std::min<int64_t>(128, tile.length - q));
       for (int t = 0; t < taps; t += kAtOnce)

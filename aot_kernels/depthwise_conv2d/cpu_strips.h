@@ -13,6 +13,30 @@ MSOPS_CPU int64_t strip_columns(const Axis& h, const Axis& w) {
   return h.kernel == 3 ? kWidth<float> : h.kernel == 5 ? 2 * kWidth<float> : 0;
 }
 
+// Adds what a row of the copy gives to kRows rows of results. sums[j] are of row - j, counted from the last row that is
+// complete then.
+template <int kTaps, int kStride, int kRows, int kVectors, typename C>
+MSOPS_CPU __attribute__((always_inline)) void add_strip_row(const C* const (&at)[kStride * kTaps], int64_t offset,
+                                                            const C (&weights)[kTaps * kTaps], C start,
+                                                            Vector<C> (&sums)[kRows][kVectors]) {
+  MSOPS_UNROLL
+  for (int v = 0; v < kVectors; ++v) {
+    MSOPS_UNROLL
+    for (int j = kRows - 1; j > 0; --j) sums[j][v] = sums[j - 1][v];
+    sums[0][v] = Vector<C>{} + start;
+  }
+  MSOPS_UNROLL
+  for (int t = 0; t < kStride * kTaps; ++t) {
+    MSOPS_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const Vector<C> x = vector_at(at[t] + offset + v * kWidth<C>);
+      MSOPS_UNROLL
+      for (int j = 0; j < kRows; ++j)
+        if (j * kStride * kTaps + t < kTaps * kTaps) sums[j][v] += weights[j * kStride * kTaps + t] * x;
+    }
+  }
+}
+
 // Correlates a tile as `correlate` does. Where a row is shorter than a strip, what is written after its end is
 // overwritten by the next row. The last strip begins earlier than where the one before ends, if the tile ends there.
 template <int kTaps, int kStride, int kVectors, typename C>
@@ -20,7 +44,7 @@ MSOPS_CPU void correlate_strips(const C* from, const Tile& tile, int64_t pitch, 
                                 int64_t result_pitch) {
   constexpr int kRows = (kTaps + kStride - 1) / kStride;  // of results at once
   constexpr int64_t kColumns = kVectors * kWidth<C>;
-  const int64_t last = std::max<int64_t>(0, tile.columns - kColumns);
+  const int64_t last = std::max<int64_t>(0, tile.columns - kColumns), rows = tile.rows + kRows - 1;
   C weights[kTaps * kTaps];  // in registers, since nothing that is written can be one of them
   std::copy(taps.weights, taps.weights + kTaps * kTaps, weights);
   for (int64_t column = 0; column < tile.columns; column += kColumns) {
@@ -28,28 +52,12 @@ MSOPS_CPU void correlate_strips(const C* from, const Tile& tile, int64_t pitch, 
     MSOPS_UNROLL
     for (int t = 0; t < kStride * kTaps; ++t) at[t] = from + std::min(column, last) + taps.offsets[t];
     C* to = result + std::min(column, last);
-    Vector<C> sums[kRows][kVectors] = {};  // sums[j] are of row - j, counted from the last row that is complete
-    for (int64_t row = 0; row < tile.rows + kRows - 1; ++row) {
-      MSOPS_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        MSOPS_UNROLL
-        for (int j = kRows - 1; j > 0; --j) sums[j][v] = sums[j - 1][v];
-        sums[0][v] = Vector<C>{} + start;
-      }
-      MSOPS_UNROLL
-      for (int t = 0; t < kStride * kTaps; ++t) {
-        MSOPS_UNROLL
-        for (int v = 0; v < kVectors; ++v) {
-          const Vector<C> x = vector_at(at[t] + row * pitch + v * kWidth<C>);
-          MSOPS_UNROLL
-          for (int j = 0; j < kRows; ++j)
-            if (j * kStride * kTaps + t < kTaps * kTaps) sums[j][v] += weights[j * kStride * kTaps + t] * x;
-        }
-      }
-      if (row < kRows - 1) continue;
+    Vector<C> sums[kRows][kVectors] = {};
+    for (int64_t row = 0; row < kRows - 1; ++row) add_strip_row<kTaps, kStride>(at, row * pitch, weights, start, sums);
+    for (int64_t row = kRows - 1; row < rows; ++row, to += result_pitch) {
+      add_strip_row<kTaps, kStride>(at, row * pitch, weights, start, sums);
       MSOPS_UNROLL
       for (int v = 0; v < kVectors; ++v) vector_at(to + v * kWidth<C>) = sums[kRows - 1][v];
-      to += result_pitch;
     }
   }
 }

@@ -67,6 +67,13 @@ struct Tile {
   }
 };
 
+// Writes zeros after the last number of a copy. GCC compiles std::fill of so few into `rep stos`, which starts slowly.
+template <typename C>
+MSOPS_CPU void fill_slack(C* to) {
+  MSOPS_UNROLL
+  for (int v = 0; v < kVectors; ++v) vector_at(to + v * kWidth<C>) = Vector<C>{};
+}
+
 // Steps is one direction of a copy: the elements first, first + step, ... of an array of `size`, or 0 where there is
 // none.
 struct Steps {
@@ -98,42 +105,52 @@ MSOPS_CPU void copy_vector(const T* from, C* to) {
   }
 }
 
+// Rows are the rows of a copy that are not all zeros.
+struct Rows {
+  int64_t begin, end;
+
+  // Writes zeros to the others.
+  template <typename C>
+  MSOPS_CPU void zero_others(const Steps& h, const Steps& w, C* to) const {
+    std::fill(to, to + begin * w.count, C(0));
+    std::fill(to + end * w.count, to + h.count * w.count, C(0));
+  }
+};
+
+// The steps are copies, since GCC would read their members again after each store of a vector.
 template <typename T, typename C>
-MSOPS_CPU void copy(const T* image, int64_t image_pitch, const Steps& h, const Steps& w, C* to) {
+MSOPS_CPU void copy(const T* image, int64_t image_pitch, Steps h, Steps w, C* to) {
   const int64_t begin = w.begin(), end = w.end();
-  for (int64_t r = 0; r < h.count; ++r, to += w.count) {
-    const int64_t row = h.first + r * h.step;
-    if (row < 0 || row >= h.size || begin == end) {
-      std::fill(to, to + w.count, C(0));
-      continue;
-    }
-    const T* from = image + row * image_pitch + w.first;
-    zero_ends(begin, end, w.count, to);
-    if (w.step == 1 && end - begin >= kWidth<C>) {
+  const Rows rows = begin < end ? Rows{h.begin(), h.end()} : Rows{0, 0};
+  rows.zero_others(h, w, to);
+  const bool plain = w.step == 1 && end - begin >= kWidth<C>;
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* const from = image + (h.first + r * h.step) * image_pitch + w.first;
+    C* const row = to + r * w.count;
+    zero_ends(begin, end, w.count, row);
+    if (plain) {
       for (int64_t i = begin; i < end; i += kWidth<C>) {
         const int64_t at = std::min(i, end - kWidth<C>);
-        copy_vector(from + at, to + at);
+        copy_vector(from + at, row + at);
       }
     } else {
 #pragma omp simd
-      for (int64_t i = begin; i < end; ++i) to[i] = C(from[i * w.step]);
+      for (int64_t i = begin; i < end; ++i) row[i] = C(from[i * w.step]);
     }
   }
 }
 
 // Copies every second element as `copy` does, and the elements after these to a second copy.
 template <typename T, typename C>
-MSOPS_CPU void copy_pairs(const T* image, int64_t image_pitch, const Steps& h, const Steps& w, C* to, C* second) {
+MSOPS_CPU void copy_pairs(const T* image, int64_t image_pitch, Steps h, Steps w, C* to, C* second) {
   const Steps next{w.first + 1, 2, w.size, w.count};
   const int64_t begin = w.begin(), end = std::max(begin, next.end());  // of whole pairs
-  for (int64_t r = 0; r < h.count; ++r, to += w.count, second += w.count) {
-    const int64_t row = h.first + r * h.step;
-    if (row < 0 || row >= h.size) {
-      std::fill(to, to + w.count, C(0));
-      std::fill(second, second + w.count, C(0));
-      continue;
-    }
-    const T* from = image + row * image_pitch + w.first;
+  const Rows rows{h.begin(), h.end()};
+  rows.zero_others(h, w, to);
+  rows.zero_others(h, w, second);
+  to += rows.begin * w.count, second += rows.begin * w.count;
+  for (int64_t r = rows.begin; r < rows.end; ++r, to += w.count, second += w.count) {
+    const T* from = image + (h.first + r * h.step) * image_pitch + w.first;
     zero_ends(begin, end, w.count, to);
     zero_ends(begin, end, w.count, second);
     if (next.begin() < std::min(begin, next.end())) second[begin - 1] = C(from[2 * begin - 1]);
@@ -163,11 +180,14 @@ template <typename C>
 MSOPS_CPU void correlate(const C* from, int64_t length, const Taps<C>& taps, bool add, C start, C* result) {
   for (int64_t q = 0; q < length; q += kSlack<C>) {
     Vector<C> sums[kVectors];
+    MSOPS_UNROLL
     for (int v = 0; v < kVectors; ++v) sums[v] = add ? vector_at(result + q + v * kWidth<C>) : Vector<C>{} + start;
     for (int t = 0; t < taps.count; ++t) {
       const C* at = from + taps.offsets[t] + q;
+      MSOPS_UNROLL
       for (int v = 0; v < kVectors; ++v) sums[v] += taps.weights[t] * vector_at(at + v * kWidth<C>);
     }
+    MSOPS_UNROLL
     for (int v = 0; v < kVectors; ++v) vector_at(result + q + v * kWidth<C>) = sums[v];
   }
 }
