@@ -130,8 +130,8 @@ class TeamReductions : public TeamPacks<C, Shape> {
     static_assert(std::is_trivially_copyable<R>::value && sizeof(R) <= sizeof(SharedOfWarp),
                   "reduce: what is reduced must be a number, or a struct of up to 32 bytes that memcpy may copy");
     const int64_t length = length_of(first);
-    Results<R> results(identity);
 #ifdef __CUDA_ARCH__
+    Results<R> results(identity);
     for_packs(length, [&](auto i, Index j) {
       results.template accumulate<kWidthAt<Shape, decltype(i)>>(combine, f, j, this->read(first, i, j),
                                                                 this->read(in, i, j)...);
@@ -142,15 +142,16 @@ class TeamReductions : public TeamPacks<C, Shape> {
     R total = identity;
     int64_t j = 0;
     for (const int64_t whole = length / N * N; j < whole;) {
+      Results<R> results(identity);
       for (const int64_t end = j + kRun < whole ? j + kRun : whole; j < end; j += N)
         results.template accumulate<N>(combine, f, j, this->read(first, 0, j), this->read(in, 0, j)...);
       total = combine(total, results.folded(combine));
-      results = Results<R>(identity);
     }
     // Structs take the elements after the last whole pack one by one. With several sums in vectors there, GCC rounded
     // products otherwise than in the packs, and layer_norm lost digits.
     if constexpr (std::is_floating_point<R>::value)
       if (0 < j && j < length) {
+        Results<R> results(identity);
         const int64_t last = length - N;
         results.accumulate_rest(length - j, combine, f, last, this->read(first, 0, last), this->read(in, 0, last)...);
         return combine(total, results.folded(combine));
@@ -186,8 +187,11 @@ class TeamReductions : public TeamPacks<C, Shape> {
     }
     template <typename Combine>
     MSOPS_BOTH R folded(const Combine& combine) {
-      for (int half = N / 2; half > 0; half /= 2)
+      MSOPS_UNROLL
+      for (int half = N / 2; half > 0; half /= 2) {
+        MSOPS_UNROLL
         for (int k = 0; k < half; ++k) of[k] = combine(of[k], of[k + half]);
+      }
       return of[0];
     }
   };
@@ -215,8 +219,11 @@ class TeamReductions : public TeamPacks<C, Shape> {
     MSOPS_BOTH SeveralSums<C, kCount> folded(const Combine&) {
       SeveralSums<C, kCount> sums;
       for (int s = 0; s < kCount; ++s) {
-        for (int half = kWide / 2; half > 0; half /= 2)
+        MSOPS_UNROLL
+        for (int half = kWide / 2; half > 0; half /= 2) {
+          MSOPS_UNROLL
           for (int k = 0; k < half; ++k) of[s][k] += of[s][k + half];
+        }
         sums.of[s] = of[s][0];
       }
       return sums;
