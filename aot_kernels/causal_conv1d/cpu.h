@@ -106,9 +106,10 @@ MSOPS_CPU void put(const OutputGradient<T>& row, int64_t first, int64_t count, c
   put(row, first, count, sums, row.p.gradients + row.row * row.p.s.length + first);
 }
 
-// The states' gradients take the first steps and the last ones.
+// The states' gradients take the first steps and the last ones. It is inlined for rows of few steps.
 template <typename T>
-MSOPS_CPU void put(const InputGradient<T>& row, int64_t first, int64_t count, const Compute<T>* sums) {
+MSOPS_CPU __attribute__((always_inline)) void put(const InputGradient<T>& row, int64_t first, int64_t count,
+                                                  const Compute<T>* sums) {
   const int64_t history = row.p.s.history(), t = first - history;
   const int64_t begin = std::clamp<int64_t>(-t, 0, count);
   const int64_t end = std::clamp<int64_t>(row.p.s.length - history - t, begin, count);
