@@ -4,6 +4,8 @@
 //   case                                                 kernel          why
 //   float16, up to 16 rows of whole packs of 16 bytes,
 //     groups of 32 n, W by rows of outputs               few.h           reads codes once, in a stream
+//   up to 8 of these rows, 4 bits, groups of 128 n,
+//     a large matrix                                     stream.h        x stays in shared memory, masks alone widen
 //   other float16, rows of whole packs, groups of 32 n   wgmma.h         codes are widened where they are multiplied
 //                                                                        (sm_90a)
 //   other dtypes and sizes, up to 16 rows                plain.h         a warp for each output

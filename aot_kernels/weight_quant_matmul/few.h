@@ -8,6 +8,7 @@
 // Then the warps' sums are added in order.
 #pragma once
 
+#include "stream.h"
 #include "widen_pairs.h"
 
 #ifdef __CUDACC__
@@ -309,6 +310,7 @@ inline bool multiply_few(Call& call, const Products<Half>& p) {
       !is_aligned<8>(p.x) || (w.groups > 1 && w.group % 32 != 0) || p.deep > INT32_MAX / 2 ||
       p.outputs * w.groups > INT32_MAX / 2)
     return false;
+  if (multiply_in_stream(call, p)) return true;
   if (w.table) return w.bits == 4 && launch_few<Format::kTable, false>(call, p);
   const bool is_coarse =
       (w.groups == 1 || w.group % 128 == 0) && !w.scale.are_float && w.zero.kind != ZeroPoints<Half>::kFloating;

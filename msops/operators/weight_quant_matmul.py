@@ -46,7 +46,8 @@ def weight_quant_matmul(
 
     W is computed in float32 (float64 beside float64), and may be rounded to the dtype of x, as may the numbers of a
     codebook. Sums are in float32 (float64), and the bias is added before they are rounded once. Equal rows of a call
-    have equal bits. The inputs x and bias have gradients, of first order; the others get zeros.
+    have equal bits. On GPUs, an infinite number in a row of x may give NaN in all of its results. The inputs x and bias
+    have gradients, of first order; the others get zeros.
 
     Args:
         x (Tensor): Shape (..., K); float16, float32 or float64.

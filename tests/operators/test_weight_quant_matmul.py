@@ -120,6 +120,10 @@ class TestWeightQuantMatmul(OperatorTest):
         "13 rows": case(13, 544, 50, 4, 128, optional="bias"),
         "16 rows, fine": case(16, 512, 48, 8, 64, optional="zero_point"),
         "16 rows, 4 bits, fine": case(16, 512, 40, 4, 32, optional="zero_point bias"),
+        # 2^20 codes are many for a GPU of four multiprocessors, such as the emulator's
+        "one row, 2^20 codes": case(1, 4096, 256, 4, 128, optional="zero_point", kind="int8"),
+        "7 rows, 2^20 codes": case(7, 2560, 448, 4, 256, optional="bias"),
+        "8 rows, 2^20 codes, one group": case(8, 1536, 704, optional="zero_point bias"),
         "20 rows, 8 bits": case(20, 512, 40, 8, 128, optional="zero_point bias", kind="int8"),
         "NF4": case(1, 448, 40, 4, 64, optional="codebook bias"),
         "NF4, 9 rows": case(9, 448, 40, 4, 64, optional="codebook"),
@@ -142,7 +146,8 @@ class TestWeightQuantMatmul(OperatorTest):
     constants = (1, 2, 3)
     roundings = 16
     half_in_float32 = half_gradient_in_float32 = False  # tensor cores take a weight that is rounded to float16
-    huge = ((1, 16384, BIG // 8192), (100, 16384, BIG // 8192))
+    # 7 rows: many codes for a large GPU
+    huge = ((1, 16384, BIG // 8192), (7, 4096, 28672), (100, 16384, BIG // 8192))
     wrong = (
         ([*zeros((3, 6)), np.zeros((5, 4), np.uint8), *zeros((5, 1))], dict(bits=4), ValueError,
          "weight_quant_matmul: weight must have shape (M, (K + 1) // 2) = (5, 3), got (5, 4)"),
