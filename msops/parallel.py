@@ -21,8 +21,9 @@ def average_gradients(gradients: Sequence[Tensor], scale: float = 1.0, bucket_by
         g_i \mapsto \frac{\text{scale}}{P} \sum_{p=1}^{P} g_i^{(p)}
 
     where P is the number of processes that `msrun` has started. Small gradients of one dtype are joined to buckets,
-    since a message of a few bytes takes as long as one of a megabyte. Sums are added in the gradients' dtype. All
-    processes must call it with gradients of equal shapes and dtypes, in one order.
+    since a message of a few bytes takes as long as one of a megabyte. All buckets are on their way at once, and take as
+    much memory as the gradients. Sums are added in the gradients' dtype. All processes must call it with gradients of
+    equal shapes and dtypes, in one order.
 
     It is for PyNative mode, also inside of :func:`msops.cuda_graph`: in graph mode the sums of MindSpore 2.10 on
     several GPUs are wrong. In a program of one process it multiplies by `scale` alone.
