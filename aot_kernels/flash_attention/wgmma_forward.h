@@ -183,19 +183,27 @@ __device__ __forceinline__ void copy_keys(const Tensors& from, const ForwardRing
   }
 }
 
-// Copies the values of the planned items. The second warp calls this.
-template <typename S, typename Tensors>
-__device__ __forceinline__ void copy_values(const Tensors& from, const ForwardRings<S>& rings) {
-  int copies = 0;
+// Calls f(work) for each of the planned items. A warp of the producer's calls this.
+template <typename S, typename F>
+__device__ __forceinline__ void for_planned(const ForwardRings<S>& rings, const F& f) {
   for (int works = 0;; ++works) {
     rings.plan.wait(works);
     const Work w = *rings.planned(works);
     rings.plan.release(works);
     if (w.item.empty()) return;
-    if (w.tiles == 0) continue;
+    f(w);
+  }
+}
+
+// Copies the values of the planned items. The second warp calls this.
+template <typename S, typename Tensors>
+__device__ __forceinline__ void copy_values(const Tensors& from, const ForwardRings<S>& rings) {
+  int copies = 0;
+  for_planned(rings, [&](const Work& w) {
+    if (w.tiles == 0) return;
     typename Tensors::template Tiles<S> tiles(from, rings, w.item);
     for (int t = 0; t < w.tiles; ++t) tiles.load_values(copies++, t);
-  }
+  });
 }
 
 // Copies the bias of the planned items' keys. The third warp calls this.
@@ -203,11 +211,7 @@ template <typename S, typename Tensors>
 __device__ __forceinline__ void copy_biases(const Tensors& from, const ForwardRings<S>& rings) {
   const int lane = threadIdx.x % 32;
   int copies = 0;
-  for (int works = 0;; ++works) {
-    rings.plan.wait(works);
-    const Work w = *rings.planned(works);
-    rings.plan.release(works);
-    if (w.item.empty()) return;
+  for_planned(rings, [&](const Work& w) {
     const int64_t first = from.bias.first(w.item.b, w.item.h);
     for (int t = 0; t < w.tiles; ++t, ++copies) {
       float biases[S::kKeys / 32];
@@ -223,7 +227,7 @@ __device__ __forceinline__ void copy_biases(const Tensors& from, const ForwardRi
       __syncwarp();
       if (lane == 0) mbarrier_arrive(rings.biases.full(copies));
     }
-  }
+  });
 }
 
 // Computes the results of the items for 64 of each item's queries. A warpgroup calls this; `consumer` is its number.
