@@ -187,8 +187,9 @@ class Tile {
   const Corner<T> at_;
 };
 
-// Without the 1, nvcc takes 32 registers, which hold but a few of the packs that a thread could load at once. Elements
-// of one byte take more already, and are slower with it.
+// Unless it is told that one block a multiprocessor is enough, nvcc takes 32 registers, which hold but a few of the
+// packs that a thread could load at once. For elements of one byte it takes more already, and they are slower when it
+// is told.
 template <bool kReadsPacks, bool kWritesPacks, typename T>
 __global__ void __launch_bounds__(TileOf<T>::kThreads, sizeof(T) > 1) transpose_kernel(const Transpose<T> t) {
   __shared__ alignas(16) typename TileOf<T>::Word words[TileOf<T>::kShared];
