@@ -10,6 +10,7 @@ from mindspore.ops import operations
 
 from msops.core.compiled import compiling
 from msops.core.inputs import lacks_rank
+from msops.core.spec import FLOATS
 from msops.operators.gelu import gelu as of_elements
 from msops.operators.silu import silu as linear_sigmoid
 from msops.operators.softmax import softmax as of_rows
@@ -34,7 +35,6 @@ def gelu_of(input: Tensor, approximate: str = "none") -> Tensor:  # noqa: A002
     return of_elements(input, approximate)
 
 
-FLOATS = mindspore.float16, mindspore.float32, mindspore.float64
 _own_gelu: Any = getattr(ops, "gelu", None)
 _own_prelu = ops.prelu
 _own_softmax, _own_silu = ops.function.nn_func.softmax_ext, mint.nn.functional.silu

@@ -10,6 +10,7 @@ from mindspore import Tensor, ops
 from mindspore.ops import operations
 
 from msops.core.compiled import constant, is_on_gpu, once
+from msops.core.spec import FLOATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,12 +20,12 @@ WHOLE = (
     *(mindspore.uint16, mindspore.uint32, mindspore.uint64),
 )
 
+# MindSpore looks up a dict in Python, which `mindspore.vmap` refuses: what runs under it asks FLOATS.
 GREATEST = {
     mindspore.float16: 65504.0,
     mindspore.float32: 3.4028234663852886e38,
     mindspore.float64: 1.7976931348623157e308,
 }
-_FLOATING = tuple(GREATEST)  # MindSpore looks up a dict in Python, which `mindspore.vmap` refuses
 
 
 def floating(x: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ _expm1, _log1p, _tanh = operations.Expm1(), operations.Log1p(), operations.Tanh(
 def expm1(input: Any) -> Tensor:  # noqa: A002
     """Near 0, MindSpore's kernel for the CPU loses all digits, but those of exp and sinh do not."""
     x = floating(input)
-    if is_on_gpu() or x.dtype not in _FLOATING:
+    if is_on_gpu() or x.dtype not in FLOATS:
         return _expm1(x)
     is_small = ops.abs(x) < 1
     half = ops.where(is_small, x, ops.zeros_like(x)) * 0.5
@@ -69,7 +70,7 @@ def expm1(input: Any) -> Tensor:  # noqa: A002
 def log1p(input: Any) -> Tensor:  # noqa: A002
     """Near 0, MindSpore's kernel for the CPU loses all digits, but that of atanh does not."""
     x = floating(input)
-    if is_on_gpu() or x.dtype not in _FLOATING:
+    if is_on_gpu() or x.dtype not in FLOATS:
         return _log1p(x)
     is_small = ops.abs(x) < 0.5
     small = ops.where(is_small, x, ops.zeros_like(x))

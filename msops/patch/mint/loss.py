@@ -10,10 +10,11 @@ from mindspore.ops import operations
 
 from msops.core.compiled import compiling, is_on_gpu, once
 from msops.core.inputs import has_zero, lacks_rank
+from msops.core.spec import FLOATS
 from msops.operators.cross_entropy import cross_entropy as cross_entropy_of_rows
 from msops.patch.replacement import Replacement
 
-from .activation import FLOATS, softplus
+from .activation import softplus
 from .elementwise import rsqrt
 
 _log_softmax = operations.LogSoftmax(-1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 from mindspore import Tensor, ops
 
+from msops.core.spec import FLOATS
 from msops.operators import random
 from msops.shared.generator import initial_seed
 
@@ -15,7 +16,6 @@ from .in_place import copy_into, store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_FLOATS = (mindspore.float16, mindspore.float32, mindspore.float64)
 _SMALLEST = mindspore.float16  # the tensor that gives a shape has this dtype where any will do
 _TINY = 1e-30  # keeps 0 / 0 away
 # The last whole number up to which a dtype holds all.
@@ -38,12 +38,12 @@ def _source(seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _uniform(shape: Any, dtype: mindspore.Type, seed: Tensor, offset: Tensor) -> Tensor:
-    own = dtype if dtype in _FLOATS else mindspore.float32
+    own = dtype if dtype in FLOATS else mindspore.float32
     return ops.cast(random.uniform(ops.zeros(shape, own), *_source(seed, offset)), dtype)
 
 
 def _normal(shape: Any, dtype: mindspore.Type, seed: Tensor, offset: Tensor) -> Tensor:
-    own = dtype if dtype in _FLOATS else mindspore.float32
+    own = dtype if dtype in FLOATS else mindspore.float32
     return ops.cast(random.normal(ops.zeros(shape, own), *_source(seed, offset)), dtype)
 
 
@@ -134,7 +134,7 @@ def multinomial(
 
 
 def _dropped(x: Tensor, p: float, seed: Tensor, offset: Tensor) -> Tensor:
-    if x.dtype in _FLOATS:
+    if x.dtype in FLOATS:
         return random.dropout(x, p, *_source(seed, offset))
     return ops.cast(random.dropout(ops.cast(x, mindspore.float32), p, *_source(seed, offset)), x.dtype)
 
