@@ -155,6 +155,10 @@ class Binary(Card):
 
     formulas = property(lambda self: (self.formula,))
 
+    def units(self, function="add"):
+        """A difference is rounded before it is squared, which doubles its relative error."""
+        return super().units() + 2 * (function == "squared_difference")
+
     def inputs(self, shapes, dtype, seed=1, function="add"):
         x, y, *alpha = super().inputs(shapes, dtype, seed)
         if function == "pow":
