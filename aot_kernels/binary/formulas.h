@@ -164,6 +164,16 @@ MSOPS_BOTH C whole_power(C base, C exponent) {
   return result;
 }
 
+// glibc 2.29 gave pow a new version, which older systems lack. powl has kept its own.
+template <typename C>
+MSOPS_BOTH C floating_power(C base, C exponent) {
+#ifdef __CUDA_ARCH__
+  return ::pow(base, exponent);
+#else
+  return static_cast<C>(::powl(base, exponent));
+#endif
+}
+
 // An exponent that all elements share is mostly one for which a product or a root is as exact, and faster.
 template <typename T>
 struct Power : OfTwo<T, T> {
@@ -190,7 +200,7 @@ struct Power : OfTwo<T, T> {
         if (exponent == C(3)) return each(x, y, [](C a, C) { return a * a * a; });
         if (exponent == C(1)) return each(x, y, [](C a, C) { return a; });
       }
-      return each(x, y, [](C a, C b) { return msops::pow(a, b); });
+      return each(x, y, [](C a, C b) { return floating_power(a, b); });
     }
   }
 };
