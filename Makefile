@@ -192,7 +192,7 @@ IMPORTED := astunparse datasets deprecated jieba nltk==3.9.1 'pyarrow<23' rouge_
 # loaded from its files, of which there are wheels for Python up to 3.11.
 .libraries/.serving: .libraries/.ready
 	@echo "Installing golden-stick and vllm-mindspore into .libraries: some MB, a minute."
-	.libraries/bin/pip $(INSTALL) prettytable matplotlib
+	.libraries/bin/pip $(INSTALL) prettytable matplotlib 'numpy<2'
 	.libraries/bin/pip $(INSTALL) --no-deps mindspore-gs==1.4.1
 	.libraries/bin/pip $(INSTALL) --no-deps --upgrade --target .libraries/vllm_mindspore --python-version 3.11 --only-binary=:all: vllm-mindspore==0.5.1
 	@touch $@

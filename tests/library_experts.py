@@ -1,5 +1,6 @@
 """Compares layers of experts with Hugging Face's in PyTorch, on the same weights: msops.MixtureOfExperts, also its
-gradient, and mindformers' MoELayer, which runs MindSpore's operators for Ascend, after `patch_mindspore`.
+gradient, and mindformers' two MoELayer, for inference and for training, which run MindSpore's operators for Ascend,
+after `patch_mindspore`.
 
 python tests/library_experts.py [--device GPU]     compares; `make test-libraries` runs it on the CPU
 python tests/library_experts.py --reference FILE   runs PyTorch's layers, for the first command
@@ -76,7 +77,9 @@ def reference(file):
         y = layer(x)
         y = y[0] if isinstance(y, tuple) else y
         y.backward(dy)
-        tensors = dict(x=x, dy=dy, y=y, dx=x.grad, **layer.state_dict())
+        zero = torch.zeros_like  # an expert that no token chose has no gradient
+        gradients = {f"d/{name}": zero(w) if w.grad is None else w.grad for name, w in layer.named_parameters()}
+        tensors = dict(x=x, dy=dy, y=y, dx=x.grad, **gradients, **layer.state_dict())
         found.update({f"{label}/{name}": tensor.detach().numpy() for name, tensor in tensors.items()})
     np.savez(file, **found)
 
@@ -108,20 +111,37 @@ def errors_of_msops(kind, held):
     return error(net(x), held["y"]), error(gradient(x, Tensor(held["dy"])), held["dx"])
 
 
+def configuration(kind, **more):
+    from mindformers.parallel_core.transformer_config import TransformerConfig
+
+    settings = dict(
+        num_layers=1, num_attention_heads=1, hidden_size=WIDTH, ffn_hidden_size=HIDDEN, moe_ffn_hidden_size=HIDDEN,
+        num_moe_experts=EXPERTS, moe_router_topk=CHOSEN, add_bias_linear=False, gated_linear_unit=True,
+        hidden_act="silu", params_dtype="float32", compute_dtype="float32", moe_router_dtype="float32",
+    )  # fmt: skip
+    return TransformerConfig(**{**settings, **more, **kind.of_mindformers})
+
+
+def fill(net, kind, held, joined=False):
+    """Gives a layer of mindformers the weights. One for training has the experts' matrices joined to one."""
+    from mindspore import Tensor
+
+    found, values = dict(net.parameters_and_names()), weights(kind, held)
+    for name, value in (("weight1", values["gate_up"]), ("weight2", values["down"])):
+        matrices = value.swapaxes(1, 2)
+        found[f"experts.{name}"].set_data(Tensor(matrices.reshape(-1, matrices.shape[2]) if joined else matrices))
+    found["router.weight"].set_data(Tensor(values["gate"]))
+    if "correction_bias" in values:
+        found["router.expert_bias"].set_data(Tensor(values["correction_bias"]))
+
+
 def error_of_mindformers(kind, held):
     from mindformers.parallel_core.inference.tensor_parallel import grouped_layers
     from mindformers.parallel_core.inference.transformer import mlp
     from mindformers.parallel_core.inference.transformer.moe import experts, moe_layer, router, token_dispatcher
-    from mindformers.parallel_core.transformer_config import TransformerConfig
     from mindformers.parallel_core.utils.spec_utils import ModuleSpec
     from mindspore import Tensor
 
-    config = TransformerConfig(
-        num_layers=1, num_attention_heads=1, hidden_size=WIDTH, ffn_hidden_size=HIDDEN, moe_ffn_hidden_size=HIDDEN,
-        num_moe_experts=EXPERTS, moe_router_topk=CHOSEN, add_bias_linear=False, gated_linear_unit=True,
-        hidden_act="silu", params_dtype="float32", compute_dtype="float32", moe_router_dtype="float32",
-        **kind.of_mindformers,
-    )  # fmt: skip
     products = mlp.MLPSubmodules(
         linear_fc1=grouped_layers.ColumnParallelGroupedLinear, linear_fc2=grouped_layers.RowParallelGroupedLinear
     )
@@ -130,18 +150,42 @@ def error_of_mindformers(kind, held):
         token_dispatcher=ModuleSpec(module=token_dispatcher.MoEAllGatherTokenDispatcher),
         experts=ModuleSpec(module=experts.GroupedMLP, submodules=products),
     )
-    net, values = moe_layer.MoELayer(config, modules), weights(kind, held)
-    found = dict(net.parameters_and_names())
-    found["router.weight"].set_data(Tensor(values["gate"]))
-    found["experts.weight1"].set_data(Tensor(values["gate_up"].swapaxes(1, 2)))
-    found["experts.weight2"].set_data(Tensor(values["down"].swapaxes(1, 2)))
-    if "correction_bias" in values:
-        found["router.expert_bias"].set_data(Tensor(values["correction_bias"]))
+    net = moe_layer.MoELayer(configuration(kind), modules)
+    fill(net, kind, held)
     return error(net(Tensor(held["x"][0])), held["y"][0])
 
 
+def errors_of_training(kind, held):
+    """Returns the errors of the layer's results, and of the gradients of the tokens and of the experts' matrices. The
+    layer is made for graph mode."""
+    import mindspore
+    from mindformers.parallel_core.training_graph.transformer.moe import ffn, moe_layer
+    from mindformers.parallel_core.utils.spec_utils import ModuleSpec
+    from mindspore import Tensor
+
+    modules = moe_layer.MoESubmodules(experts=ModuleSpec(module=ffn.FFNGroupedGEMM))
+    net = moe_layer.MoELayer(configuration(kind, seq_length=TOKENS, moe_router_topk_scaling_factor=1.0), modules)
+    fill(net, kind, held, joined=True)
+    x, dy = (Tensor(held[name].swapaxes(0, 1)) for name in ("x", "dy"))
+
+    def product(tokens):
+        y = net(tokens, 0.0)[0]
+        return (y * dy).sum(), y
+
+    matrices = [net.experts.weight1, net.experts.weight2]
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    (_, y), (dx, of_matrices) = mindspore.value_and_grad(product, 0, matrices, has_aux=True)(x)
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    wanted = weights(kind, {name.removeprefix("d/"): value for name, value in held.items() if name.startswith("d/")})
+    wanted = [wanted[name].swapaxes(1, 2) for name in ("gate_up", "down")]
+    return (
+        error(y, held["y"].swapaxes(0, 1)),
+        max(error(dx, held["dx"].swapaxes(0, 1)), *(error(*each) for each in zip(of_matrices, wanted))),
+    )
+
+
 def error(got, wanted):
-    return np.abs(got.asnumpy() - wanted).max() / np.abs(wanted).max()
+    return np.abs(got.asnumpy().reshape(wanted.shape) - wanted).max() / np.abs(wanted).max()
 
 
 def main(device, file):
@@ -155,9 +199,9 @@ def main(device, file):
     arrays, failed = np.load(file), []
     for label, kind in KINDS.items():
         held = {name.partition("/")[2]: arrays[name] for name in arrays.files if name.startswith(f"{label}/")}
-        errors = (*errors_of_msops(kind, held), error_of_mindformers(kind, held))
-        print(f"{label}: errors of msops' results {errors[0]:.0e} and gradients {errors[1]:.0e}, of mindformers' "
-              f"results {errors[2]:.0e}")  # fmt: skip
+        errors = (*errors_of_msops(kind, held), error_of_mindformers(kind, held), *errors_of_training(kind, held))
+        print("{}: errors of msops' results {:.0e} and gradients {:.0e}, of mindformers' results {:.0e}, in training "
+              "{:.0e} and gradients {:.0e}".format(label, *errors))  # fmt: skip
         failed += [label] if not max(errors) <= MOST else []
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

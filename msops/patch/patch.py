@@ -12,7 +12,7 @@ from mindspore import nn, ops
 from . import models
 from .gpu import kernels as gpu_kernels
 from .mint.random import share_seed
-from .replacement import Maker, refused
+from .replacement import Called, Maker, called, refused
 from .table import FUNCTIONS, METHODS, MINT, PRIMITIVES, REFUSED
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _replaced: list[Replaced] = []  # while there are patches
 _methods: list[tuple[type, str, Any]] = []  # a class, a name, and the class's own method of that name, or None
 _patches: set[Patch] = set()  # that are not undone
 _cache: Any = getattr(ops, "_primitive_cache", None)  # the module that makes each primitive once for PyNative mode
+_classes: dict[str, type[Called]] = {}  # of primitives of mint, once they were replaced
 _refusals = {name: refused(name, instead) for name, instead in REFUSED.items()}
 
 
@@ -163,7 +164,7 @@ def _replace(mint: bool) -> None:
         primitive = _primitive_of(value)
         replacement = functions.get(id(value)) or _refusal_of(value, primitive)
         if replacement is None and mint:
-            replacement = PRIMITIVES.get(primitive)
+            replacement = PRIMITIVES.get(primitive) or _class_of(value)
         if replacement is not None and not _is_home(module, value, replacement):
             _put(module, name, value, replacement)
     replacements = {id(each.original): each.replacement for each in _replaced}
@@ -192,6 +193,21 @@ def _refusal_of(value: Any, primitive: str) -> Any:
         return _refusals.get(value.__name__) if issubclass(value, ops.Primitive) else None
     refusal = _refusals.get(primitive)
     return refusal and refusal()
+
+
+def _class_of(value: Any) -> Any:
+    """Returns what stands for the class of a primitive of mint, but for those of mindspore.ops, which have kernels."""
+    name = getattr(value, "__name__", "")
+    if (
+        name not in PRIMITIVES
+        or hasattr(ops, name)
+        or not isinstance(value, type)
+        or not issubclass(value, ops.Primitive)
+    ):
+        return None
+    if name not in _classes:
+        _classes[name] = called(value, PRIMITIVES[name])
+    return _classes[name]
 
 
 def _replace_methods() -> None:

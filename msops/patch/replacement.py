@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import mindspore
@@ -74,6 +75,27 @@ class Choice(Replacement):
         """Tells MindSpore to compute the results again for the gradient."""
         self.own.recompute(mode)
         return self
+
+
+class Called(Replacement):
+    """A primitive that a function computes. It takes the primitive's inputs, then what the primitive was made with."""
+
+    function: Any
+    made_with: inspect.Signature
+
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        bound = self.made_with.bind(self, *settings, **named)
+        bound.apply_defaults()
+        self.settings = bound.args[1:]
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self.function(*inputs, *self.settings, **named)
+
+
+def called(own: type, function: Callable[..., Any]) -> type[Called]:
+    """Returns the class of a primitive that stands for MindSpore's class `own`."""
+    signature = inspect.signature(own.__init__)  # type: ignore[misc]
+    return type(own.__name__, (Called,), {"function": staticmethod(function), "made_with": signature})
 
 
 class Refused(Replacement):

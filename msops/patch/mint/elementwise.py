@@ -244,5 +244,9 @@ COMPLEX = mindspore.complex64, mindspore.complex128
 
 
 def fmod(input: Tensor, other: Any) -> Tensor:  # noqa: A002
-    quotient = input / other
-    return input - ops.trunc(quotient) * other
+    """Mod has a wrong gradient, and TruncateMod lacks int64."""
+    of_floats = input.dtype in FLOATS or (other.dtype in FLOATS if isinstance(other, Tensor) else type(other) is float)
+    return (_truncate_mod if of_floats else _mod)(input, other)
+
+
+_mod, _truncate_mod = operations.Mod(), operations.TruncateMod()

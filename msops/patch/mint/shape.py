@@ -75,6 +75,13 @@ def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:  # noqa:
     return ops.narrow(input, dim, start, length)
 
 
+def slice_along(input: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:  # noqa: A002
+    """The sign of `start` and `end` is that of Python's slices."""
+    places = [slice(None) for _ in range(input.ndim)]
+    places[dim] = slice(start, end, step)
+    return input[tuple(places)]
+
+
 def select(input: Tensor, dim: int, index: int) -> Tensor:  # noqa: A002
     if index < 0:
         index += input.shape[dim]
@@ -118,6 +125,10 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:  # noqa: A00
 
 
 def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:  # noqa: A002
+    return add_at(input, dim, index, source, alpha)
+
+
+def add_at(input: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float = 1) -> Tensor:  # noqa: A002
     shape = (*[1] * (dim % input.ndim), -1, *[1] * (input.ndim - dim % input.ndim - 1))
     places = ops.broadcast_to(index.reshape(shape), source.shape)
     return ops.tensor_scatter_elements(input, places, source * alpha, dim, "add")
