@@ -60,7 +60,7 @@ def check(arrays, mask, layout, *masks, **settings):
     inputs = [to_layout(x, layout) for x in arrays]
     (got,) = run(Net(function), *inputs, *masks)
     want = to_layout(attention(*arrays, mask, settings.get("scalar_value", 1.0)), layout)
-    assert got.shape == inputs[0].shape
+    assert got.shape == want.shape
     tolerance = 2e-3 if arrays[0].dtype == np.float16 else 1e-5
     np.testing.assert_allclose(got, want, tolerance, tolerance)
 
@@ -69,6 +69,13 @@ def check(arrays, mask, layout, *masks, **settings):
 @pytest.mark.parametrize("layout", ["BSH", "SBH", "BNSD", "BSND"])
 def test_layouts(mode, layout, dtype):
     check(numbers(5, 7, dtype), False, layout, scalar_value=0.3)
+
+
+@pytest.mark.parametrize("layout", ["BSH", "SBH", "BNSD", "BSND"])
+def test_values_of_other_features(mode, layout):
+    """Keys of latent attention have more features than values."""
+    q, k, v = numbers(5, 7)
+    check((q, k, v[..., :5]), False, layout, scalar_value=0.3)
 
 
 def band(queries, keys, pre, following, later=0):
@@ -131,7 +138,8 @@ def packed(arrays, lengths_q, lengths_k):
     [(0, (5, 2), {}), (2, (7, 3), {}), (3, (5, 2), {}), (4, (5, 2), dict(pre_tokens=2, next_tokens=1))],
 )
 def test_packed(mode, sparse_mode, lengths_q, settings):
-    arrays, lengths_k = numbers(7, 7), (7, 3)
+    (q, k, v), lengths_k = numbers(7, 7), (7, 3)
+    arrays = q, k, v[..., : 5 if sparse_mode == 3 else 8]
     rows, ends = packed(arrays, lengths_q, lengths_k)
     pre, following = {0: (99, 99), 4: (2, 1)}.get(sparse_mode, (99, 0))
     want = [
@@ -155,7 +163,8 @@ def test_packed(mode, sparse_mode, lengths_q, settings):
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_rows_of_features(mode, is_causal):
     """The layout TH has the heads in one axis, lengths in place of ends, and a triangle of any size and dtype."""
-    arrays, lengths = numbers(7, 7), (4, 7)
+    (q, k, v), lengths = numbers(7, 7), (4, 7)
+    arrays = q, k, v[..., : 8 if is_causal else 5]
     (q, k, v), _ = packed(arrays, lengths, lengths)
     want = np.concatenate([
         attention(*(x[b : b + 1, :, :n] for x in arrays), band(n, n, 99, 0) & is_causal, 0.3)[0].swapaxes(0, 1)
@@ -429,7 +438,12 @@ MISTAKES = [
     (dict(head_num=3), ValueError, "query must have a multiple of head_num = 3 features"),
     (dict(input_layout="BNSD"), ValueError, "query must have the axes B, N, S, D, got (2, 3, 8)"),
     (dict(key=Q[..., :6], value=Q[..., :6]), ValueError, "key must have heads of 4 features as query has"),
-    (dict(value=Q[..., :4]), ValueError, "value must have the shape of key, (2, 3, 8), got (2, 3, 4)"),
+    (
+        dict(value=Q[:, :2]),
+        ValueError,
+        "value must have the shape of key, (2, 3, 8), except for its features, got (2, 2",
+    ),
+    (dict(value=Q[..., :5]), ValueError, "value must have 2 heads as key has, got (2, 3, 5)"),
     (dict(value=Q[:, None]), ValueError, "value must have the axes B, S, H, got (2, 1, 3, 8)"),
     (
         dict(

@@ -54,7 +54,7 @@ def flash_attention_score(
     input_layout: str = "BSH",
     sparse_mode: int = 0,
 ) -> Tensor:
-    """Returns the attention of the layout and shape of `query`.
+    """Returns the attention of the layout and shape of `query`, with as many features as `value` has.
 
     Nobody looks at the numbers of lengths that are Tensors nor, in graph mode, at those of an `attn_mask` that
     `sparse_mode` 2, 3 or 4 implies. As MindSpore does, it ignores lengths if the layout is not TND, and `prefix` if
@@ -120,7 +120,7 @@ class FlashAttentionScore(Replacement):
 def attend(
     inputs: tuple[Tensor, Tensor, Tensor], others: tuple[Any, ...], settings_: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Returns the attention of the layout and shape of `query`, and lse of shape (B, N1, S1), or (N1, T1) for TND.
+    """Returns the attention of the layout of `query`, and lse of shape (B, N1, S1), or (N1, T1) for TND.
 
     It takes (query, key, value), then MindSpore's optional inputs and its settings, in MindSpore's order.
     """
@@ -132,14 +132,14 @@ def attend(
     shift = None if real_shift is None else describe(real_shift)
     if input_layout == "TH":
         has_more = real_shift is not None or keep_prob < 1
-        of_query, of_key, window = plan_of_rows(described, has_more, head_num, sparse_mode)
+        of_query, of_key, of_value, of_result, window = plan_of_rows(described, has_more, head_num, sparse_mode)
         if attn_mask is not None and not compiling():
             check_triangle("flash_attention_score", attn_mask, 3)
         packed = packed_operators.primitive(of_query[0], of_key[0], False, scalar_value, window, 0.0)
         starts_q = starts_of_lengths("actual_seq_qlen", actual_seq_qlen)
         starts_k = starts_of_lengths("actual_seq_kvlen", actual_seq_kvlen)
-        results = packed(query.reshape(of_query), key.reshape(of_key), value.reshape(of_key), starts_q, starts_k)
-        return results[0].reshape(query.shape), results[1]
+        results = packed(query.reshape(of_query), key.reshape(of_key), value.reshape(of_value), starts_q, starts_k)
+        return results[0].reshape(of_result), results[1]
     if input_layout == "TND":
         starts_q, most_q, lengths_q = starts_of("actual_seq_qlen", actual_seq_qlen, described, 0)
         starts_k, most_k, lengths_k = starts_of("actual_seq_kvlen", actual_seq_kvlen, described, 1)
@@ -156,7 +156,7 @@ def attend(
     plan = make_plan(described, head_num, pre_tokens, next_tokens, input_layout, sparse_mode)
     if attn_mask is not None and not compiling():
         check_triangle("flash_attention_score", attn_mask, sparse_mode)
-    of_query, of_key, of_value, sizes, window, keys, masks, band, places = plan
+    of_query, of_key, of_value, of_result, sizes, window, keys, masks, band, places = plan
     q, k, v = query.reshape(of_query), key.reshape(of_key), value.reshape(of_value)
     if input_layout == "SBH":
         q, k, v = q.transpose(1, 0, 2, 3), k.transpose(1, 0, 2, 3), v.transpose(1, 0, 2, 3)
@@ -180,7 +180,7 @@ def attend(
     )
     if input_layout == "SBH":
         out = out.transpose(1, 0, 2, 3)
-    return out.reshape(query.shape), lse
+    return out.reshape(of_result), lse
 
 
 def attend_one_by_one(

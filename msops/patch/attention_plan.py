@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from msops.core.inputs import Description, Sizes
 
-    Plan = tuple[Sizes, Sizes, Sizes, tuple[int, int], tuple[int, int], int | None, bool, Tensor | None, Tensor | None]
+    Plan = tuple[
+        Sizes, Sizes, Sizes, Sizes, tuple[int, int], tuple[int, int], int | None, bool, Tensor | None, Tensor | None
+    ]
 
 _NAME = "flash_attention_score"
 # The layouts, and how many axes they have. TH may have another one before T.
@@ -117,9 +119,9 @@ def make_plan(
     input_layout: str,
     sparse_mode: int,
 ) -> Plan:
-    """Returns the shapes that q, k and v get, (S1, S2), the window, how many keys count (None: all), whether attn_mask
-    is used, a band that is combined with it and, for prefixes, the places of the keys."""
-    shapes = _shapes(described, input_layout)
+    """Returns the shapes that q, k, v and the result get, (S1, S2), the window, how many keys count (None: all), if
+    attn_mask is used, a band that is combined with it and, for prefixes, the places of the keys."""
+    shapes = given = _shapes(described, input_layout)
     place = "".join(input_layout)
     _check_key_and_value(shapes, None if place in ("BSH", "SBH") else shapes[0][-1])
     if place in ("BSH", "SBH"):
@@ -128,7 +130,8 @@ def make_plan(
         width = max(1, shapes[0][2] // head_num)
         if shapes[1][2] % width:
             raise ValueError(f"{_NAME}: key must have heads of {width} features as query has, got {shapes[1]}")
-        shapes = [(*shape[:2], shape[2] // width, width) for shape in shapes]
+        widths = width, width, _width_of_value(shapes[1][2] // width, shapes[2])
+        shapes = [(*shape[:2], shape[2] // of_head, of_head) for shape, of_head in zip(shapes, widths)]
     row = {"BSH": 1, "BSND": 1, "SBH": 0, "BNSD": 2}[place]
     _check_heads(shapes[0], 1 if place == "BNSD" else 2, head_num)
     queries, keys = shapes[0][row], shapes[1][row]
@@ -137,7 +140,8 @@ def make_plan(
     if sparse_mode == 5:
         places = Tensor(np.arange(keys, dtype=np.int32))
         band = Tensor(np.triu(np.ones((queries, keys), bool), 1 + keys - queries))
-    return shapes[0], shapes[1], shapes[2], (queries, keys), window, first_keys, masks, band, places
+    result = _shape_of_result(given[0], shapes[0][-1], shapes[2][-1])
+    return shapes[0], shapes[1], shapes[2], result, (queries, keys), window, first_keys, masks, band, places
 
 
 def window_of_mode(
@@ -208,8 +212,9 @@ def window_of_packed(
 @once
 def plan_of_rows(
     described: tuple[Description | None, ...], has_more: bool, head_num: int, sparse_mode: int
-) -> tuple[Sizes, Sizes, tuple[int, int]]:
-    """Returns the shapes (T, N, D) of query and key of the layout TH, and the window, which is causal with a mask."""
+) -> tuple[Sizes, Sizes, Sizes, Sizes, tuple[int, int]]:
+    """Returns the shapes (T, N, D) of query, key and value of the layout TH, the result's shape, and the window, which
+    is causal with a mask."""
     if has_more or sparse_mode != 0:
         raise NotImplementedError(f"{_NAME}: msops has no real_shift, dropout or sparse_mode with input_layout 'TH'")
     shapes = _shapes(described, "TH")
@@ -222,7 +227,9 @@ def plan_of_rows(
             f"and {features_k} features"
         )
     window = _open_window() if described[3] is None else (-1, 0)
-    return (math.prod(rows_q), head_num, width), (math.prod(rows_k), features_k // width, width), window
+    heads, last = features_k // width, _width_of_value(features_k // width, shapes[2])
+    of_key, of_value = ((math.prod(rows_k), heads, each) for each in (width, last))
+    return (math.prod(rows_q), head_num, width), of_key, of_value, _shape_of_result(shapes[0], width, last), window
 
 
 def starts_of_lengths(name: str, lengths: Any) -> Tensor:
@@ -298,8 +305,19 @@ def _check_key_and_value(shapes: list[tuple[int, ...]], width: int | None) -> No
     _, key, value = shapes
     if width is not None and key[-1] != width:
         raise ValueError(f"{_NAME}: key must have {width} features as query has, got {key}")
-    if value != key:
-        raise ValueError(f"{_NAME}: value must have the shape of key, {key}, got {value}")
+    if value[:-1] != key[:-1]:
+        raise ValueError(f"{_NAME}: value must have the shape of key, {key}, except for its features, got {value}")
+
+
+def _width_of_value(heads: int, value: tuple[int, ...]) -> int:
+    """Returns how many features a head of value has, which may be others than those of key, as in latent attention."""
+    if value[-1] % max(1, heads):
+        raise ValueError(f"{_NAME}: value must have {heads} heads as key has, got {value}")
+    return value[-1] // max(1, heads)
+
+
+def _shape_of_result(query: tuple[int, ...], width: int, width_of_value: int) -> tuple[int, ...]:
+    return (*query[:-1], query[-1] // max(1, width) * width_of_value)
 
 
 def _check_heads(query: tuple[int, ...], axis: int, head_num: int) -> None:
