@@ -136,6 +136,37 @@ def of_mindformers(model, folder):
     return net, (mindspore.Tensor(TEXT),), net, found
 
 
+def of_mindformers_core(model, folder):
+    """Does as of_mindone, in graph mode, by mindformers' model for training, whose Parameters have names of their own.
+    The process builds none of mindformers' older models afterwards."""
+    import mindspore
+    from mindformers.core.context.build_context import build_mf_context
+    from safetensors.numpy import load_file
+
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    build_mf_context(dict(use_legacy=False, context={}, parallel={}, run_mode="train"))
+    path, class_name = f"mindformers.models.{CORE[model.config]}", model.config.removesuffix("Config")
+    config = getattr(importlib.import_module(f"{path}.configuration_{CORE[model.config]}"), model.config)
+    modeling = importlib.import_module(f"{path}.modeling_{CORE[model.config]}_train")
+    dtypes = ("compute", "params", "layernorm_compute", "softmax_compute", "rotary", "moe_router")
+    settings = dict.fromkeys((f"{name}_dtype" for name in dtypes), "float32")
+    if "num_experts" in model.settings:
+        settings.update(moe_grouped_gemm=True, moe_aux_loss_coeff=0.0, moe_router_topk_scaling_factor=1.0)
+    made = config(
+        **model.settings, **settings, seq_length=TEXT.shape[1] - 1, hidden_act="silu", rms_norm_eps=1e-6,
+        pad_token_id=0, use_flash_attention=True, hidden_dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
+    net = getattr(modeling, f"Training{class_name}ForCausalLM")(made)
+    found = {parameter.name: parameter for parameter in net.get_parameters()}
+    for name, weight in net.convert_weight_dict(load_file(folder / "model.safetensors")).items():
+        found[name].set_data(mindspore.Tensor(weight))
+
+    def forward(tokens, labels):
+        return net(tokens, None, None, None, labels)[0]
+
+    return net, tuple(mindspore.Tensor(each) for each in (TEXT[:, :-1], TEXT[:, 1:])), forward, found
+
+
 def of_zoo(model, folder):
     """Does as of_mindone, without dropout."""
     import mindspore
@@ -164,20 +195,30 @@ def of_zoo(model, folder):
     return net, (), lambda: loss(net(inputs["points"]), inputs["labels"]).mean(), found
 
 
-MAKERS = {"mindone": of_mindone, "mindformers": of_mindformers, "src.pointnet2": of_zoo}
+CORE = {"Qwen3Config": "qwen3", "Qwen3MoeConfig": "qwen3_moe"}
+MAKERS = {
+    "mindone": of_mindone,
+    "mindformers": of_mindformers,
+    "mindformers.parallel_core": of_mindformers_core,
+    "src.pointnet2": of_zoo,
+}
 
 
 class Trained:
-    """A model with the weights of a folder, and an optimizer of the parameters of these names."""
+    """A model with the weights of a folder, PyTorch's losses and gradients, and an optimizer of all parameters that
+    have one."""
 
-    def __init__(self, model, folder, names):
+    def __init__(self, model, folder):
         import mindspore
         from mindspore import mint
 
-        made = MAKERS[model.library]
-        net, self.inputs, forward, found = made(model, folder)
+        net, self.inputs, forward, found = MAKERS[model.library](model, folder)
         net.set_train()
-        parameters = [found[name] for name in names]
+        self.gradients = dict(np.load(folder / REFERENCE))
+        self.losses = self.gradients.pop("losses")
+        if model.library == "mindformers.parallel_core":  # it joins matrices
+            self.gradients = net.convert_weight_dict(self.gradients)
+        parameters = [found[name] for name in self.gradients]
         self.gradient = mindspore.value_and_grad(forward, None, parameters)
         self.optimizer = mint.optim.AdamW(parameters, lr=RATE)
 
@@ -198,9 +239,8 @@ def torch_name(name):
 
 def compare(model, folder):
     """Returns the errors of the loss, the gradients and the losses of some steps, and the least seconds of a step."""
-    gradients = dict(np.load(folder / REFERENCE))
-    wanted = gradients.pop("losses")
-    trained = Trained(model, folder, list(gradients))
+    trained = Trained(model, folder)
+    wanted, gradients = trained.losses, trained.gradients
     losses, first, seconds = [], None, []
     for _ in range(STEPS + 1):
         loss, each, taken = trained.step()
@@ -233,8 +273,7 @@ def time_own(device, folder, names):
     found = {}
     for name in names:
         try:
-            gradients = [each for each in np.load(folder / name / REFERENCE).files if each != "losses"]
-            trained = Trained(MODELS[name], folder / name, gradients)
+            trained = Trained(MODELS[name], folder / name)
             found[name] = min(trained.step()[2] for _ in range(STEPS + 1))
         except Exception as error:  # noqa: BLE001 (whatever stops it is what we ask for)
             found[name] = str(error).strip("-\n ").splitlines()[0].strip("- ").replace(f"{folder}/", "")

@@ -57,6 +57,7 @@ PLACES = np.stack((np.zeros(16), *np.divmod(np.arange(16), 4)), 1).astype(np.flo
 
 POINTS = np.concatenate((RNG.uniform(-0.6, 0.6, (4, 1024, 3)), numbers(4, 1024, 3)), -1).astype(np.float32)
 SWITCHES = (2e-5, 1e-2, 3e-2)
+HALF = (2e-5, 2e-3, 2e-4)  # attention is in float16
 POINTS = dict(points=POINTS, labels=np.array([1, 4, 7, 7], np.int32))
 
 MODELS = {
@@ -370,6 +371,19 @@ MODELS = {
         dict(hidden_states=numbers(2, 4, 8, 8), timestep=np.array([300, 700]), **PROMPT),
     ),
     "Llama of mindformers": Model("LlamaForCausalLM", "LlamaConfig", DECODER, NEXT, "mindformers"),
+    "Qwen3 of mindformers, for training": Model(
+        "Qwen3ForCausalLM", "Qwen3Config", dict(head_dim=16, **DECODER), NEXT, "mindformers.parallel_core", HALF
+    ),
+    "Qwen3 with experts of mindformers, for training": Model(
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        dict(
+            head_dim=16, moe_intermediate_size=32, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True, **DECODER
+        ),
+        NEXT,
+        "mindformers.parallel_core",
+        HALF,
+    ),
     "PointNet2 of the model zoo": Model(
         "PointNet2", "", dict(classes=40), POINTS, "src.pointnet2", SWITCHES
     ),

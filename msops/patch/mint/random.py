@@ -134,9 +134,10 @@ def multinomial(
 
 
 def _dropped(x: Tensor, p: float, seed: Tensor, offset: Tensor) -> Tensor:
-    if x.dtype in FLOATS:
-        return random.dropout(x, p, *_source(seed, offset))
-    return ops.cast(random.dropout(ops.cast(x, mindspore.float32), p, *_source(seed, offset)), x.dtype)
+    """Whole numbers give float32. So do, in graph mode, floats that come from a Morph whose infer_dtype calls them whole
+    numbers, as that of mindformers' embedding does."""
+    floats = x if x.dtype in FLOATS else ops.cast(x, mindspore.float32)
+    return random.dropout(floats, p, *_source(seed, offset))
 
 
 def dropout(x: Tensor, p: float, training: bool, inplace: bool, seed: Tensor, offset: Tensor) -> Tensor:
