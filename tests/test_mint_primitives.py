@@ -6,6 +6,7 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
+from mindspore.ops import operations
 
 import msops
 from msops.patch.table import PRIMITIVES
@@ -61,6 +62,37 @@ def test_held_by_a_cell(name, mode):
         dx = mindspore.grad(net)(Tensor(X))
     assert dx.shape == X.shape
     assert np.isfinite(dx.asnumpy()).all()
+
+
+class Misread(nn.Cell):
+    """Drops elements of what a Morph gives, whose dtype it takes for that of the Morph's first input."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = operations.Morph(self.rows_of, shape_of_rows, dtype_of_rows)
+        self.drop = generated.DropoutExt()
+
+    def rows_of(self, places, table):
+        return ops.gather(table, places, 0)
+
+    def construct(self, places, table):
+        return self.drop(self.rows(places, table), 0.25, Tensor(3), Tensor(4))[0]
+
+
+def shape_of_rows(places, table):
+    return [*places, table[-1]]
+
+
+def dtype_of_rows(places, table):
+    return places
+
+
+def test_dropout_after_a_morph():
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    with msops.patch_mindspore():
+        got = Misread()(Tensor(ROWS), Tensor(X)).asnumpy()
+    np.testing.assert_allclose(got[got != 0], (X[ROWS] / 0.75)[got != 0], rtol=1e-6)
+    assert 0 < (got == 0).sum() < got.size
 
 
 def test_made_with_an_axis(mode):
