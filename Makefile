@@ -29,7 +29,7 @@ endif
 endif
 
 # What runs here alone needs no code for GPUs where there is none, unless 'make all' has built the libraries by nvcc.
-HERE := demo chat test test-full test-matrix docs fuzz
+HERE := demo chat test test-full test-libraries test-matrix docs fuzz
 ifneq ($(filter $(HERE),$(MAKECMDGOALS)),)
 ifeq ($(filter-out $(HERE) lint,$(MAKECMDGOALS))$(shell grep -so -e -ccbin $(LIB)/.command; nvidia-smi -L 2>/dev/null | grep GPU),)
 NVCC ?=
