@@ -285,17 +285,35 @@ def test_apply_rotary_pos_emb(mode, shape):
         close(result, rotary(heads, cos[:, None], sin[:, None]).reshape(x.shape))
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize(("shape", "places"), [((2, 3, 16), (0, 1, 2, 0, 1, 2)), ((7, 16), (0, 1, 0, 1, 2, 3, 0))])
+def test_apply_rotary_pos_emb_by_places(mode, shape, places, is_open):
+    """Tables of more rows have one for each place, at which servers call it for new texts one after another."""
+    x, half = numbers(*shape), numbers(9, 4)
+    table = np.concatenate((half, half), 1)
+    cos, sin = np.cos(table), np.sin(table)
+    net = Net(apply_rotary)
+    if is_open:
+        opened = Tensor(shape=(None, *shape[1:]), dtype=mindspore.float32)
+        net.set_inputs(opened, opened, *map(Tensor, (cos, sin)), Tensor(shape=(None,), dtype=mindspore.int32))
+    got = call(net, x, x[..., :8].copy(), cos, sin, np.array([2, 4], np.int32))
+    for each, result in zip((x, x[..., :8]), got):
+        heads = each.reshape(len(places), -1, 8)
+        wanted = rotary(heads, cos[list(places), None], sin[list(places), None])
+        close(result, wanted.reshape(each.shape))
+
+
 @pytest.mark.parametrize(
     ("settings", "tables", "words"),
     [
         ((1,), 6, "cos_format must be 0 or 2 here"),
-        ((), 5, "cos must have a row for each of the 6 tokens of query, got (5, 8)"),
+        ((), 2, "cos must have a row for each place of a text, of 3, got (2, 8)"),
     ],
 )
 def test_apply_rotary_pos_emb_refuses(settings, tables, words):
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     query, table = Tensor(numbers(2, 3, 16)), Tensor(numbers(tables, 8))
-    with pytest.raises(NotImplementedError) as caught:
+    with pytest.raises((NotImplementedError, ValueError)) as caught:
         ops.ApplyRotaryPosEmb(*settings)(query, query, table, table, Tensor([3, 3]))
     assert str(caught.value).startswith("ApplyRotaryPosEmb: ")
     assert words in str(caught.value)

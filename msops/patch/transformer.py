@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mindspore import Tensor, ops
+from mindspore import Tensor, int32, ops
 
 from msops.core import settings
 from msops.core.compiled import once
@@ -114,7 +114,9 @@ class RotaryPositionEmbedding(Replacement):
 
 class ApplyRotaryPosEmb(Replacement):
     """Turns the halves of each head's features of queries and keys, which are (T, N D) or (B, S, N D), by tables (T, D)
-    that have a row for each of the T = B S tokens."""
+    that have a row for each of the T = B S tokens. Tables with another number of rows, or with a known one where T is
+    open, have a row for each place: there each text begins at the first row, and in (T, N D) `position_ids` has the
+    lengths of the texts."""
 
     def __init__(self, cos_format: int = 0) -> None:
         self.cos_format = cos_format
@@ -123,12 +125,27 @@ class ApplyRotaryPosEmb(Replacement):
         self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor
     ) -> tuple[Tensor, Tensor]:
         described = describe(query), describe(key), describe(cos), describe(sin)
-        of_query, of_key, table = _shapes_of_tokens(*described, self.cos_format)
+        of_query, of_key, table, has_places = _shapes_of_tokens(*described, self.cos_format)
+        if has_places:
+            places = places_in_texts(query, position_ids, cos.shape[0])
+            cos, sin = ops.gather(cos, places, 0), ops.gather(sin, places, 0)
         cos, sin = cos.reshape(table), sin.reshape(table)
         return (
             turn(query.reshape(of_query), cos, sin, False).reshape(query.shape),
             turn(key.reshape(of_key), cos, sin, False).reshape(key.shape),
         )
+
+
+def places_in_texts(x: Tensor, lengths: Tensor, most: int) -> Tensor:
+    """Returns the place of each token in its text, below `most`, for tokens (B, S, ...), or (T, ...) of texts of these
+    lengths one after another."""
+    if x.ndim == 3:
+        return ops.arange(x.shape[1])
+    rows = ops.cumsum(ops.ones_like(x[:, :1], dtype=int32), 0) - 1
+    ends = ops.cumsum(lengths.reshape(-1).astype(int32), 0)
+    texts = (rows >= ends).astype(int32).sum(1)
+    begins = ops.gather(ops.concat((ops.zeros(1, int32), ends)), texts, 0)
+    return ops.minimum(rows.reshape(-1) - begins, most - 1)
 
 
 @once
@@ -182,8 +199,9 @@ def _turns_neighbours(name: str, mode: int) -> bool:
 @once
 def _shapes_of_tokens(
     query: Description, key: Description, cos: Description, sin: Description, cos_format: int
-) -> tuple[Sizes, Sizes, Sizes]:
-    """Returns the shapes (1, T, N, D) of query and key, and the shape of the tables beside them."""
+) -> tuple[Sizes, Sizes, Sizes, bool]:
+    """Returns the shapes of query and key with their heads, and of the tables beside them, where -1 is an open size,
+    and whether the tables have rows of places."""
     name = "ApplyRotaryPosEmb"
     if settings.integer(name, "cos_format", cos_format) not in (0, 2):
         raise NotImplementedError(
@@ -191,15 +209,18 @@ def _shapes_of_tokens(
             "other; msops.rotary_embedding(interleaved=True) turns neighbours"
         )
     check_inputs(_TURN, name, [spec_of(each) for each in (query, key, cos, sin)])
-    shapes, (rows, width) = [], cos[0]
+    outer, (rows, width) = query[0][:-1], cos[0]
     for argument, (shape, _) in (("query", query), ("key", key)):
-        if len(shape) not in (2, 3) or None in shape or not width or shape[-1] % width:
+        if len(shape) not in (2, 3) or not width or not shape[-1] or shape[-1] % width:
             raise ValueError(f"{name}: {argument} must have the axes T, N D or B, S, N D with D = {width}, got {shape}")
-        tokens = math.prod(shape[:-1])
-        if tokens != rows:
-            raise NotImplementedError(
-                f"{name}: cos must have a row for each of the {tokens} tokens of {argument}, got {cos[0]}: take the "
-                "rows of their places from the tables first"
-            )
-        shapes.append((1, tokens, shape[-1] // width, width))
-    return shapes[0], shapes[1], (1, rows, 1, width)
+        if shape[:-1] != outer:
+            raise ValueError(f"{name}: {argument} must have the tokens of query, {outer}, got {shape}")
+    tokens = None if None in outer else math.prod(outer)
+    has_places = rows is not None and tokens != rows
+    if not has_places or len(outer) == 1:
+        outer = 1, tokens
+    elif outer[1] is None or outer[1] > rows:
+        raise ValueError(f"{name}: cos must have a row for each place of a text, of {outer[1]}, got {cos[0]}")
+    outer = tuple(-1 if size is None else size for size in outer)
+    of_query, of_key = ((*outer, shape[-1] // width, width) for shape, _ in (query, key))
+    return of_query, of_key, (1, -1 if rows is None else outer[1], 1, width), has_places

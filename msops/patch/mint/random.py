@@ -134,8 +134,8 @@ def multinomial(
 
 
 def _dropped(x: Tensor, p: float, seed: Tensor, offset: Tensor) -> Tensor:
-    """Whole numbers give float32. So do, in graph mode, floats that come from a Morph whose infer_dtype calls them whole
-    numbers, as that of mindformers' embedding does."""
+    """Whole numbers give float32. So do, in graph mode, floats that come from a Morph whose infer_dtype calls them
+    whole numbers, as that of mindformers' embedding does."""
     floats = x if x.dtype in FLOATS else ops.cast(x, mindspore.float32)
     return random.dropout(floats, p, *_source(seed, offset))
 
