@@ -181,6 +181,17 @@ def test_views_are_not_copied(calls):
         assert view(x).astype(mindspore.float32)._data_ptr() != x._data_ptr()
 
 
+def test_views_of_new_tensors(calls):
+    """What reads a view first, instead of its tensor, finds the numbers that the host has yet to copy."""
+    held = mindspore.Parameter(Tensor(np.zeros((4, 3), np.float32)))
+    for i in range(200):
+        x = Tensor(np.full((2, 6), i, np.float32))
+        held.set_data(Tensor(np.full((4, 3), -i, np.float32)))
+        parts = x.reshape(3, 4), held.reshape(3, 4), Tensor(np.full(12, 2 * i, np.float32)).reshape(3, 4)
+        np.testing.assert_array_equal(ops.concat(parts).asnumpy(), np.repeat([i, -i, 2 * i], 12).reshape(9, 4))
+        np.testing.assert_array_equal(Tensor(np.full((3, 3), i)).reshape(9).view(3, 3).trace().asnumpy(), 3 * i)
+
+
 def test_views_in_gradients(calls):
     x, w = numbers(4, 6), numbers(8, 3)
 

@@ -16,10 +16,17 @@ class Contiguous : public mindspore::kernel::pyboost::Contiguous {
   explicit Contiguous(std::shared_ptr<Own> own) : Own(own->primitive(), own->device_context()), own_(std::move(own)) {}
 
   mindspore::tensor::TensorPtr Call(const mindspore::tensor::TensorPtr& x) override {
+    using Utils = mindspore::kernel::pyboost::PyBoostUtils;
+    Utils::PrepareOpInputs(device_context_, stream_id_, x);  // gives a tensor of the host memory of the device
     const auto view = x->storage_info();
     const auto memory = x->device_address();
     const bool is_whole = memory != nullptr && memory->GetSize() == x->Size();
     if (view != nullptr && view->is_contiguous && view->storage_offset == 0 && is_whole) {
+      // Only x knows what of the host is to be copied to memory that is not there yet.
+      if (memory->GetDevicePtr() == nullptr) {
+        const auto load = [context = device_context_, x] { Utils::MallocOpInputs(context, x); };
+        Utils::DispatchRun(std::make_shared<mindspore::runtime::PyBoostDeviceTask>(load));
+      }
       InferOutput(x);
       outputs_[0]->set_device_address(memory);
       outputs_[0]->set_version(x->version());  // a gradient then notices if the memory was written meanwhile
