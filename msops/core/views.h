@@ -17,12 +17,12 @@ class Contiguous : public mindspore::kernel::pyboost::Contiguous {
 
   mindspore::tensor::TensorPtr Call(const mindspore::tensor::TensorPtr& x) override {
     using Utils = mindspore::kernel::pyboost::PyBoostUtils;
-    Utils::PrepareOpInputs(device_context_, stream_id_, x);  // gives a tensor of the host memory of the device
+    Utils::PrepareOpInputs(device_context_, stream_id_, x);  // A tensor of the host gets an address of the device.
     const auto view = x->storage_info();
     const auto memory = x->device_address();
     const bool is_whole = memory != nullptr && memory->GetSize() == x->Size();
     if (view != nullptr && view->is_contiguous && view->storage_offset == 0 && is_whole) {
-      // Only x knows what of the host is to be copied to memory that is not there yet.
+      // Memory that is not there yet may be due to get numbers of the host, which only x knows.
       if (memory->GetDevicePtr() == nullptr) {
         const auto load = [context = device_context_, x] { Utils::MallocOpInputs(context, x); };
         Utils::DispatchRun(std::make_shared<mindspore::runtime::PyBoostDeviceTask>(load));

@@ -197,13 +197,10 @@ def _refusal_of(value: Any, primitive: str) -> Any:
 
 def _class_of(value: Any) -> Any:
     """Returns what stands for the class of a primitive of mint, but for those of mindspore.ops, which have kernels."""
-    name = getattr(value, "__name__", "")
-    if (
-        name not in PRIMITIVES
-        or hasattr(ops, name)
-        or not isinstance(value, type)
-        or not issubclass(value, ops.Primitive)
-    ):
+    if not isinstance(value, type) or not issubclass(value, ops.Primitive):
+        return None
+    name = value.__name__
+    if name not in PRIMITIVES or hasattr(ops, name):
         return None
     if name not in _classes:
         _classes[name] = called(value, PRIMITIVES[name])

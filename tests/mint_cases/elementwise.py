@@ -73,6 +73,16 @@ def remainders(x, y):
     return mint.fmod(x, y), mint.remainder(x, y)
 
 
+@case(WHOLE - 15, OTHER, reference=lambda x, y: (np.fmod(x, y), np.fmod(x, 7)))
+def remainders_of_whole_numbers(x, y):
+    return mint.fmod(x, y), mint.fmod(x, 7)
+
+
+@case(X * 1000, reference=lambda x: (np.fmod(x, np.float32(0.1)), np.fmod(x, np.inf)), differentiable=False)
+def exact_remainders(x):
+    return mint.fmod(x, 0.1), mint.fmod(x, float("inf"))
+
+
 SIGNED, SPECIAL = np.arange(-3, 5), np.array([1, np.inf, -np.inf, np.nan, -2.5])
 
 

@@ -76,7 +76,7 @@ def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:  # noqa:
 
 
 def slice_along(input: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:  # noqa: A002
-    """The sign of `start` and `end` is that of Python's slices."""
+    """Takes input[start:end:step] of an axis."""
     places = [slice(None) for _ in range(input.ndim)]
     places[dim] = slice(start, end, step)
     return input[tuple(places)]
