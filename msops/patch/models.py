@@ -25,6 +25,7 @@ from .expert_loops import may_route, routing
 from .formula import Formula, Found, NoFormulaError, written
 from .gates import activating, forget, gating
 from .longer_attention import SOFTMAX, holding, is_long
+from .masks import MASKS, MASKS_OF_CLASSES, unmarking
 from .normed_activations import may_norm, norming
 from .optimizers import call_of
 from .written_attention import ATTENTION, BLOCKS, attending, blocks
@@ -143,10 +144,11 @@ def _places(cls: Any) -> list[tuple[Any, str]]:
     own = vars(cls).items()
     longer = [name for name, value in own if is_long(value) or may_norm(cls, value) or may_route(value)]
     module = sys.modules.get(cls.__module__)
-    of_module = [_ROTATION, *ATTENTION] if module else []
+    of_module = [_ROTATION, *ATTENTION, *MASKS] if module else []
     interface = vars(module).get(INTERFACE) if module else None
     of_interface = [FLASH] if inspect.isfunction(interface) and interface.__module__ in sys.modules else []
     return [
+        *((base, name) for base in cls.__mro__ for name in MASKS_OF_CLASSES if name in vars(base)),
         *((cls, name) for name in dict.fromkeys((*of_class, *longer))),
         *((module, name) for name in of_module),
         *((sys.modules[interface.__module__], name) for name in of_interface),
@@ -170,6 +172,8 @@ def _replace_name(owner: Any, name: str) -> None:
 
 
 def _recognize(own: Function, owner: Any, name: str) -> Found:
+    if name in (*MASKS, *MASKS_OF_CLASSES):
+        return unmarking(own)
     if name in ATTENTION:
         return attending(own)
     if name == FLASH:
