@@ -139,6 +139,23 @@ def test_loops(load, computed, monkeypatch, name, kind):
         np.testing.assert_allclose(x.asnumpy(), y.asnumpy(), 1e-5, 2e-5 * max(1, np.abs(y.asnumpy()).max()))
 
 
+def test_frozen_experts(load, computed, monkeypatch):
+    """Experts whose weights are frozen give the gradient of tokens, and compute none of their own."""
+    with msops.patch_mindspore():
+        net = filled((module := load(LIKENESSES["a loop"])).Block([module.MLP() for _ in range(7)]))
+        want = results(net, tokens())
+        for parameter in net.experts.get_parameters():
+            parameter.requires_grad = False
+        again, own = [], expert_loops._again_frozen
+        monkeypatch.setattr(expert_loops, "_again_frozen", lambda *inputs: again.append(0) or own(*inputs))
+        got = results(net, tokens())
+        assert len(again) == 1
+    trained = len(got)
+    assert trained < len(want)
+    for x, y in zip(got, want[: len(want) - 21]):
+        np.testing.assert_allclose(x.asnumpy(), y.asnumpy(), 1e-5, 1e-5 * max(1, np.abs(y.asnumpy()).max()))
+
+
 def test_other_meanings(load, computed, monkeypatch):
     """What a program puts in place of MindSpore's own later is what computes."""
     with msops.patch_mindspore():

@@ -8,6 +8,7 @@ from mindspore import Tensor, nn
 from mindspore.common.initializer import Uniform
 
 from msops.core import settings
+from msops.core.compiled import compiling
 from msops.core.factory import Operators, custom_op
 from msops.core.inputs import cast_as, present, widened
 from msops.core.library import of_package
@@ -38,7 +39,8 @@ def grouped_matmul(
     Sums are in float32, or in float64 beside float64; the bias is added before they are rounded once. A row's result
     has the same bits wherever the row is and whatever the other rows and the sizes of groups are. One operator serves
     all groups, and nothing waits for the sizes. The inputs x, `weight` and `bias` have gradients, of first order, which
-    do not vary from run to run.
+    do not vary from run to run. In PyNative mode, the gradient of a `weight` with ``requires_grad=False`` is not
+    computed where there is no bias.
 
     Args:
         x (Tensor): Shape (N, K): N rows; float16, float32 or float64.
@@ -71,7 +73,7 @@ def grouped_matmul(
          [300.    1.5]
          [  0.    0. ]]
     """
-    multiply = operators.primitive(transpose_weight, bias is not None)
+    multiply = operators.primitive(transpose_weight, _is_frozen(weight, bias), bias is not None)
     return multiply(x, weight, group_sizes, *present((widened(bias, x),)))[0]
 
 
@@ -128,7 +130,6 @@ class GroupedMatmul(nn.Cell):
         self.out_channels = settings.positive(name, "out_channels", out_channels)
         self.has_bias = settings.boolean(name, "has_bias", has_bias)
         self.transpose_weight = settings.boolean(name, "transpose_weight", transpose_weight)
-        self.forward_op = operators.primitive(transpose_weight, self.has_bias)
         matrix = (out_channels, in_channels) if transpose_weight else (in_channels, out_channels)
         spread = Uniform(1 / math.sqrt(in_channels))
         weight_init = spread if weight_init is None else weight_init
@@ -139,7 +140,7 @@ class GroupedMatmul(nn.Cell):
             self.bias = settings.parameter(name, "bias", bias_init, (num_groups, out_channels), dtype)
 
     def construct(self, x: Tensor, group_sizes: Tensor) -> Tensor:
-        return self.forward_op(x, cast_as(self.weight, x), group_sizes, *present((widened(self.bias, x),)))[0]
+        return grouped_matmul(x, cast_as(self.weight, x), group_sizes, self.bias, self.transpose_weight)
 
     construct.__doc__ = grouped_matmul.__doc__  # for help()
 
@@ -147,16 +148,32 @@ class GroupedMatmul(nn.Cell):
         return settings.shown(self, "num_groups", "in_channels", "out_channels", "has_bias", "transpose_weight")
 
 
+def _is_frozen(weight: Tensor, bias: Tensor | None) -> bool:
+    """Tells whether nobody asks for the gradient of the weight. Graph mode leaves out what nobody asks for, but not a
+    part of an operator's results."""
+    if compiling():
+        return False
+    return bias is None and not getattr(weight, "_requires_grad", True)
+
+
 @Operators
-def operators(transpose_weight: bool) -> Operator:
+def operators(transpose_weight: bool, is_frozen: bool = False) -> Operator:
     transposes = int(settings.boolean(_NAME, "transpose_weight", transpose_weight))
     weight = "weight(E, M, K)" if transposes else "weight(E, K, M)"
-    inputs = f"x(N, K), {weight}, group_sizes(E, dtype=index), bias(E, M, dtype=common|float32)?"
-    backward = custom_op(
-        _LIBRARY.GroupedMatmulBackward,
-        f"{inputs}, dout(N, M) -> dx(N, K), d{weight}, dbias(E, M, dtype=bias)?; bounds(3 * E + 6, dtype=int64)",
-        transpose_weight=transposes,
-    )
+    others = f"{weight}, group_sizes(E, dtype=index)"
+    inputs = f"x(N, K), {others}, bias(E, M, dtype=common|float32)?"
+    if is_frozen:  # the gradient of x is a product by the transposed matrices, and there is no bias
+        backward = custom_op(
+            _LIBRARY.GroupedMatmulForward,
+            f"dout(N, M), {others}, bias(E, K, dtype=common|float32)? -> dx(N, K); bounds(3 * E + 6, dtype=int64)",
+            transpose_weight=1 - transposes,
+        )
+    else:
+        backward = custom_op(
+            _LIBRARY.GroupedMatmulBackward,
+            f"{inputs}, dout(N, M) -> dx(N, K), d{weight}, dbias(E, M, dtype=bias)?; bounds(3 * E + 6, dtype=int64)",
+            transpose_weight=transposes,
+        )
     return custom_op(
         _LIBRARY.GroupedMatmulForward,
         f"{inputs} -> out(N, M); bounds(3 * E + 6, dtype=int64)",

@@ -102,7 +102,8 @@ def routing(own: Function) -> Found:
                 return _computed(x, experts, weights, *matrices)
             # MindSpore gives a Parameter's gradient of a bprop the dtype that the Parameter was made with, but leaves
             # that of a view as it is.
-            return _again(x, experts, weights, *(each.reshape(each.shape) for each in matrices))
+            again = _again if any(getattr(each, "_requires_grad", True) for each in matrices) else _again_frozen
+            return again(x, experts, weights, *(each.reshape(each.shape) for each in matrices))
         return None
 
     return Found(compiled(own, tree, {_ROUTED: routed}), "msops.grouped_matmul", None, reasons)
@@ -175,7 +176,12 @@ def _computed(x: Tensor, experts: Tensor, weights: Tensor, *matrices: Tensor) ->
 
 
 class _Again(nn.Cell):
-    """Computes experts, and does so again for their gradients, so that nothing keeps the copies of their matrices."""
+    """Computes experts, and does so again for their gradients, so that nothing keeps the copies of their matrices.
+    These have no gradient if they are frozen."""
+
+    def __init__(self, is_frozen: bool) -> None:
+        super().__init__()
+        self.is_frozen = is_frozen
 
     def construct(self, x: Tensor, experts: Tensor, weights: Tensor, *matrices: Tensor) -> Tensor:
         return _computed(x, experts, weights, *matrices)
@@ -184,13 +190,15 @@ class _Again(nn.Cell):
         *matrices, _, dout = rest
         # Otherwise MindSpore goes on from these into the graph of the pass before, which is no longer there.
         x, weights, dout = (ops.stop_gradient(each) for each in (x, weights, dout))
+        if self.is_frozen:
+            matrices = [ops.stop_gradient(each) for each in matrices]
 
-        def total(*inputs: Tensor) -> Tensor:
-            return (_computed(*inputs) * dout).sum()
+        def total(x: Tensor, weights: Tensor, *trained: Tensor) -> Tensor:
+            return (_computed(x, experts, weights, *(trained or matrices)) * dout).sum()
 
-        places = (0, 2, *range(3, 3 + len(matrices)))
-        dx, dweights, *others = mindspore.grad(total, places)(x, experts, weights, *matrices)
-        return dx, ops.zeros_like(experts), dweights, *others
+        trained = () if self.is_frozen else tuple(matrices)
+        dx, dweights, *others = mindspore.grad(total, tuple(range(2 + len(trained))))(x, weights, *trained)
+        return dx, ops.zeros_like(experts), dweights, *(others or map(ops.zeros_like, matrices))
 
 
-_again = _Again()
+_again, _again_frozen = _Again(False), _Again(True)

@@ -307,3 +307,25 @@ def test_views_and_open_sizes(mode):
     for rows in (9, 8):
         want = grouped_matmul(x[1:rows:2, 2:], weight, sizes)
         np.testing.assert_allclose(run(net, x[:rows], weight, sizes)[0], *want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("transpose_weight", [False, True])
+def test_gradient_beside_a_frozen_weight(mode, transpose_weight, monkeypatch):
+    """In PyNative mode nothing computes the gradient of a weight that has none."""
+    x, weight, dout = (random(seed, "float32", shape)[0] for seed, shape in enumerate(((9, 3), (3, 3, 3), (9, 3))))
+    sizes = np.array([2, 0, 5], np.int32)
+    x[7:], weight[1] = np.nan, np.nan
+    frozen = mindspore.Parameter(Tensor(weight), requires_grad=False)
+    made, make = [], operators.primitive
+
+    def multiply(x):
+        return (msops.grouped_matmul(x, frozen, Tensor(sizes), None, transpose_weight) * Tensor(dout)).sum()
+
+    if mode == "pynative":
+        monkeypatch.setattr(operators, "primitive", lambda *settings: made.append(settings) or make(*settings))
+    dx = mindspore.grad(multiply)(Tensor(x)).asnumpy()
+    want = grouped_matmul_backward(x, weight, sizes, dout, transpose_weight=transpose_weight)[0]
+    np.testing.assert_allclose(dx, want, 1e-5, 1e-5)
+    assert made == [(transpose_weight, True, False)] * (mode == "pynative")
+    gradient = operators(transpose_weight, True).gradient
+    assert (gradient.entry.name, [each.name for each in gradient.signature.outputs]) == ("GroupedMatmulForward", ["dx"])
