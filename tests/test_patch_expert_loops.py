@@ -150,9 +150,8 @@ def test_frozen_experts(load, computed, monkeypatch):
         monkeypatch.setattr(expert_loops, "_again_frozen", lambda *inputs: again.append(0) or own(*inputs))
         got = results(net, tokens())
         assert len(again) == 1
-    trained = len(got)
-    assert trained < len(want)
-    for x, y in zip(got, want[: len(want) - 21]):
+    assert len(got) == len(want) - 7 * 3  # the gradients of the experts' matrices come last
+    for x, y in zip(got, want):
         np.testing.assert_allclose(x.asnumpy(), y.asnumpy(), 1e-5, 1e-5 * max(1, np.abs(y.asnumpy()).max()))
 
 

@@ -32,6 +32,13 @@ class Compiling(PrimitiveWithInfer):
 compiling = Compiling()
 
 
+def wants_gradient(x: Tensor) -> bool:
+    """Tells whether the gradient of a Tensor may be asked for. Graph mode leaves out by itself what nobody asks for."""
+    if compiling():
+        return True
+    return getattr(x, "_requires_grad", True)
+
+
 @ops.constexpr
 def is_on_gpu() -> bool:
     """Tells whether MindSpore's device is a GPU, also in code that MindSpore compiles."""

@@ -17,12 +17,13 @@ class Contiguous : public mindspore::kernel::pyboost::Contiguous {
 
   mindspore::tensor::TensorPtr Call(const mindspore::tensor::TensorPtr& x) override {
     using Utils = mindspore::kernel::pyboost::PyBoostUtils;
-    Utils::PrepareOpInputs(device_context_, stream_id_, x);  // A tensor of the host gets an address of the device.
+    // Where x is on the host, this gives it an address on the device.
+    Utils::PrepareOpInputs(device_context_, stream_id_, x);
     const auto view = x->storage_info();
     const auto memory = x->device_address();
     const bool is_whole = memory != nullptr && memory->GetSize() == x->Size();
     if (view != nullptr && view->is_contiguous && view->storage_offset == 0 && is_whole) {
-      // Memory that is not there yet may be due to get numbers of the host, which only x knows.
+      // Where the memory is not allocated yet, numbers may have to be copied to it from the host: only x knows which.
       if (memory->GetDevicePtr() == nullptr) {
         const auto load = [context = device_context_, x] { Utils::MallocOpInputs(context, x); };
         Utils::DispatchRun(std::make_shared<mindspore::runtime::PyBoostDeviceTask>(load));

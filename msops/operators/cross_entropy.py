@@ -7,7 +7,7 @@ import mindspore
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import compiling, once
+from msops.core.compiled import compiling, once, wants_gradient
 from msops.core.inputs import cast_as, check_inputs, describe, spec_of
 from msops.core.signature import Signature
 from msops.core.spec import FLOATS
@@ -221,7 +221,7 @@ def _gives(labels: Tensor) -> str:
     """Tells whose gradients the operator for probabilities computes."""
     if compiling():
         return "each"
-    return "both" if getattr(labels, "_requires_grad", True) else "logits"
+    return "both" if wants_gradient(labels) else "logits"
 
 
 @once

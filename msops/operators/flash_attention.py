@@ -6,7 +6,7 @@ import mindspore
 from mindspore import Tensor, nn, ops
 
 from msops.core import settings
-from msops.core.compiled import compiling, once
+from msops.core.compiled import once, wants_gradient
 from msops.core.inputs import as_int32, present
 from msops.shared import generator
 from msops.shared.attention import operators, packed_operators, probability
@@ -276,20 +276,11 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     seed = _seed(dropout_p, seed)
     has = (kv_lengths is not None, mask is not None, bias is not None, alibi_slopes is not None, seed is not None)
-    operator = operators.primitive(*settings_, dropout_p, _wants_gradient(bias), *has)
+    operator = operators.primitive(*settings_, dropout_p, bias is not None and wants_gradient(bias), *has)
     results = operator(q, k, v, *present((as_int32(kv_lengths), mask, bias, alibi_slopes, seed)))
     if settings_[-1]:  # return_lse
         return results[0], results[1]
     return results[0]
-
-
-def _wants_gradient(bias: Tensor | None) -> bool:
-    """Tells whether the gradient of a bias may be asked for. Graph mode leaves out what nobody asks for."""
-    if bias is None:
-        return False
-    if compiling():
-        return True
-    return getattr(bias, "_requires_grad", True)
 
 
 def _seed(dropout_p: float, seed: Seed) -> Tensor | None:

@@ -8,7 +8,7 @@ from mindspore import Tensor, nn
 from mindspore.common.initializer import Uniform
 
 from msops.core import settings
-from msops.core.compiled import compiling
+from msops.core.compiled import wants_gradient
 from msops.core.factory import Operators, custom_op
 from msops.core.inputs import cast_as, present, widened
 from msops.core.library import of_package
@@ -73,7 +73,8 @@ def grouped_matmul(
          [300.    1.5]
          [  0.    0. ]]
     """
-    multiply = operators.primitive(transpose_weight, _is_frozen(weight, bias), bias is not None)
+    is_frozen = bias is None and not wants_gradient(weight)
+    multiply = operators.primitive(transpose_weight, is_frozen, bias is not None)
     return multiply(x, weight, group_sizes, *present((widened(bias, x),)))[0]
 
 
@@ -146,14 +147,6 @@ class GroupedMatmul(nn.Cell):
 
     def extend_repr(self) -> str:
         return settings.shown(self, "num_groups", "in_channels", "out_channels", "has_bias", "transpose_weight")
-
-
-def _is_frozen(weight: Tensor, bias: Tensor | None) -> bool:
-    """Tells whether nobody asks for the gradient of the weight. Graph mode leaves out what nobody asks for, but not a
-    part of an operator's results."""
-    if compiling():
-        return False
-    return bias is None and not getattr(weight, "_requires_grad", True)
 
 
 @Operators

@@ -54,7 +54,7 @@ def flash_attention_score(
     input_layout: str = "BSH",
     sparse_mode: int = 0,
 ) -> Tensor:
-    """Returns the attention of the layout and shape of `query`, with as many features as `value` has.
+    """Returns the attention in the layout of `query`. Its heads have as many features as those of `value`.
 
     Nobody looks at the numbers of lengths that are Tensors nor, in graph mode, at those of an `attn_mask` that
     `sparse_mode` 2, 3 or 4 implies. As MindSpore does, it ignores lengths if the layout is not TND, and `prefix` if
@@ -120,7 +120,7 @@ class FlashAttentionScore(Replacement):
 def attend(
     inputs: tuple[Tensor, Tensor, Tensor], others: tuple[Any, ...], settings_: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Returns the attention of the layout of `query`, and lse of shape (B, N1, S1), or (N1, T1) for TND.
+    """Returns the attention in the layout of `query`, and lse of shape (B, N1, S1), or (N1, T1) for TND.
 
     It takes (query, key, value), then MindSpore's optional inputs and its settings, in MindSpore's order.
     """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore
 from mindspore import Tensor, nn, ops
 
-from msops.core.compiled import once, records_gradients
+from msops.core.compiled import once, records_gradients, wants_gradient
 from msops.core.inputs import describe
 from msops.core.spec import FLOATS
 from msops.operators.grouped_matmul import grouped_matmul
@@ -102,7 +102,7 @@ def routing(own: Function) -> Found:
                 return _computed(x, experts, weights, *matrices)
             # MindSpore gives a Parameter's gradient of a bprop the dtype that the Parameter was made with, but leaves
             # that of a view as it is.
-            again = _again if any(getattr(each, "_requires_grad", True) for each in matrices) else _again_frozen
+            again = _again if any(map(wants_gradient, matrices)) else _again_frozen
             return again(x, experts, weights, *(each.reshape(each.shape) for each in matrices))
         return None
 

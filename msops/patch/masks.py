@@ -11,10 +11,12 @@ import inspect
 from types import FunctionType
 from typing import Any
 
-import mindspore
 from mindspore import Tensor, ops
 
+from msops.core.compiled import wants_gradient
+
 from .formula import Found, NoFormulaError
+from .mint.elementwise import WHOLE
 
 MASKS_OF_CLASSES = "get_extended_attention_mask", "invert_attention_mask", "_update_causal_mask"
 MASKS = (
@@ -25,7 +27,6 @@ MASKS = (
     "_prepare_4d_causal_attention_mask_for_sdpa",
     "_prepare_4d_causal_attention_mask_with_cache_position",
 )
-_WHOLE = mindspore.bool_, mindspore.int8, mindspore.uint8, mindspore.int32, mindspore.int64
 
 
 @functools.cache  # modules share a library's function
@@ -34,7 +35,7 @@ def unmarking(own: FunctionType) -> Found:
     compiles the library's function, `__wrapped__`, since a graph leaves out gradients that nobody asks for."""
     if inspect.unwrap(own) is not own or own.__code__.co_freevars:
         raise NoFormulaError("it is wrapped, or reads variables of other functions")
-    unmarked = _unmarked
+    unmarked = _unmarked  # `make` gets the globals of the library's function, so that it reads none itself
 
     def make(*inputs: Any, **named: Any) -> Any:
         return own(*(unmarked(each) for each in inputs), **{name: unmarked(each) for name, each in named.items()})
@@ -45,5 +46,5 @@ def unmarking(own: FunctionType) -> Found:
 
 
 def _unmarked(x: Any) -> Any:
-    is_marked = isinstance(x, Tensor) and x.dtype in _WHOLE and getattr(x, "_requires_grad", False)
+    is_marked = isinstance(x, Tensor) and x.dtype in WHOLE and wants_gradient(x)
     return ops.stop_gradient(x) if is_marked else x

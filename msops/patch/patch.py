@@ -12,7 +12,7 @@ from mindspore import nn, ops
 from . import models
 from .gpu import kernels as gpu_kernels
 from .mint.random import share_seed
-from .replacement import Called, Maker, called, refused
+from .replacement import Maker, called, refused
 from .table import FUNCTIONS, METHODS, MINT, PRIMITIVES, REFUSED
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ _replaced: list[Replaced] = []  # while there are patches
 _methods: list[tuple[type, str, Any]] = []  # a class, a name, and the class's own method of that name, or None
 _patches: set[Patch] = set()  # that are not undone
 _cache: Any = getattr(ops, "_primitive_cache", None)  # the module that makes each primitive once for PyNative mode
-_classes: dict[str, type[Called]] = {}  # of primitives of mint, once they were replaced
 _refusals = {name: refused(name, instead) for name, instead in REFUSED.items()}
 
 
@@ -199,12 +198,8 @@ def _class_of(value: Any) -> Any:
     """Returns what stands for the class of a primitive of mint, but for those of mindspore.ops, which have kernels."""
     if not isinstance(value, type) or not issubclass(value, ops.Primitive):
         return None
-    name = value.__name__
-    if name not in PRIMITIVES or hasattr(ops, name):
-        return None
-    if name not in _classes:
-        _classes[name] = called(value, PRIMITIVES[name])
-    return _classes[name]
+    function = None if hasattr(ops, value.__name__) else PRIMITIVES.get(value.__name__)
+    return function and called(value, function)
 
 
 def _replace_methods() -> None:

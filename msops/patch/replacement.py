@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -92,6 +93,7 @@ class Called(Replacement):
         return self.function(*inputs, *self.settings, **named)
 
 
+@functools.cache  # several modules of MindSpore hold a class
 def called(own: type, function: Callable[..., Any]) -> type[Called]:
     """Returns the class of a primitive that stands for MindSpore's class `own`."""
     signature = inspect.signature(own.__init__)  # type: ignore[misc]

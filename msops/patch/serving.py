@@ -18,6 +18,7 @@ from msops.core.spec import FLOATS, Spec
 from msops.operators.paged_attention import paged_attention
 from msops.operators.write_cache import write_cache
 
+from .attention_plan import starts_of_lengths
 from .replacement import Replacement
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ class PagedAttention(Replacement):
     ) -> Tensor:
         starts = None
         if q_seq_lens is not None:
-            lengths = ops.cast(q_seq_lens, mindspore.int32).reshape(-1)
-            starts = ops.concat((ops.zeros((1,), mindspore.int32), ops.cumsum(lengths, 0)))
+            starts = starts_of_lengths("q_seq_lens", q_seq_lens)
         codes = (antiquant_scale, antiquant_offset)
         tables, masks = (block_tables, context_lens, starts), (attn_mask, alibi_mask)
         return _attend(self.sizes, self.scale, self.causal, (query, key_cache, value_cache), tables, codes, masks)

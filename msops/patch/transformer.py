@@ -22,6 +22,7 @@ from msops.operators.rms_norm import rms_norm as normalize
 from msops.operators.rotary_position_embedding import rotary_position_embedding as turn
 from msops.operators.swiglu import swiglu as gated
 
+from .attention_plan import starts_of_lengths
 from .replacement import Replacement
 
 if TYPE_CHECKING:
@@ -141,11 +142,10 @@ def places_in_texts(x: Tensor, lengths: Tensor, most: int) -> Tensor:
     lengths one after another."""
     if x.ndim == 3:
         return ops.arange(x.shape[1])
+    starts = starts_of_lengths("position_ids", lengths)
     rows = ops.cumsum(ops.ones_like(x[:, :1], dtype=int32), 0) - 1
-    ends = ops.cumsum(lengths.reshape(-1).astype(int32), 0)
-    texts = (rows >= ends).astype(int32).sum(1)
-    begins = ops.gather(ops.concat((ops.zeros(1, int32), ends)), texts, 0)
-    return ops.minimum(rows.reshape(-1) - begins, most - 1)
+    texts = (rows >= starts).astype(int32).sum(1) - 1
+    return ops.minimum(rows.reshape(-1) - ops.gather(starts, texts, 0), most - 1)
 
 
 @once
