@@ -14,22 +14,6 @@ Factors<T> factors(const Numbers<T>& numbers) {
 }
 
 template <typename T>
-FewCodes few_codes(const Codes<T>& codes) {
-  FewCodes few{};
-  few.bits = codes.bits, few.are_signed = codes.are_signed, few.groups = static_cast<int>(codes.groups);
-  few.have_long_groups = codes.groups == 1 || codes.group % kRunColumns == 0;
-  few.by_group = Divisor(std::max<int64_t>(1, std::min(codes.group, codes.columns)));
-  const auto numbers = [](const Numbers<T>& x, bool are_float, bool are_signed) {
-    const int size = !are_float ? 1 : x.are_float ? 4 : static_cast<int>(sizeof(T));
-    return RowNumbers{x.data, size, 0, 0, are_signed, are_float};
-  };
-  using Zeros = weight_quant_matmul::ZeroPoints<T>;
-  few.scales = numbers(codes.scale, true, false);
-  few.zeros = numbers(codes.zero.numbers, codes.zero.kind == Zeros::kFloating, codes.zero.kind == Zeros::kSigned);
-  return few;
-}
-
-template <typename T>
 FewTokens<T> problem(const Stack<T>& s) {
   FewTokens<T> f{};
   f.layers = static_cast<int>(s.layers), f.batch = static_cast<int>(s.batch), f.length = static_cast<int>(s.length);
@@ -43,27 +27,20 @@ FewTokens<T> problem(const Stack<T>& s) {
   f.columns = s.table_columns, f.rows_of_layer = s.blocks * s.block_size;
   f.by_block = Divisor(s.table_columns > 0 ? s.block_size : 1);
   f.has_table_of_text = s.has_table_of_text, f.interleaved = s.interleaved, f.eps = static_cast<float>(s.eps);
-  f.matrices[kQkv] = {s.qkv, f.qkv_rows(), f.width, false, 0, 0, {}};
-  f.matrices[kOut] = {s.out, f.width, f.heads * f.head_size, false, 0, 0, {}};
-  f.matrices[kGates] = {s.gate_up, f.hidden, f.width, true, 0, 0, {}};
-  f.matrices[kDown] = {s.down, f.width, f.hidden, false, 0, 0, {}};
-  for (int i = 0; i < kSteps && s.has_codes; ++i)
-    f.matrices[i].data = s.codes[i].data, f.matrices[i].codes = few_codes(s.codes[i]);
+  f.matrices[kQkv] = {s.qkv, f.qkv_rows(), f.width, false, 0, 0};
+  f.matrices[kOut] = {s.out, f.width, f.heads * f.head_size, false, 0, 0};
+  f.matrices[kGates] = {s.gate_up, f.hidden, f.width, true, 0, 0};
+  f.matrices[kDown] = {s.down, f.width, f.hidden, false, 0, 0};
   f.y = s.y, f.k = s.k, f.v = s.v;
   return f;
 }
 
-// Returns whether sizes have 32 bits, and the kernel takes them.
+// Returns whether matrices are of numbers, sizes have 32 bits, and the kernel takes them.
 template <typename T>
 bool fits(const Stack<T>& s) {
   constexpr int64_t kMost = 1 << 26;
-  if (s.layers > INT32_MAX || s.tokens() > kMostTokens || s.tokens() < 1) return false;
+  if (s.has_codes || s.layers > INT32_MAX || s.tokens() > kMostTokens || s.tokens() < 1) return false;
   if (std::max({s.width, s.hidden, s.qkv_rows(), s.of_heads()}) > kMost) return false;
-  for (int i = 0; i < kSteps && s.has_codes; ++i) {  // these are of float16, in whole pieces
-    const Codes<T>& codes = s.codes[i];
-    if (sizeof(T) != 2 || codes.columns % kPieceColumns || (codes.groups > 1 && codes.group % kPieceColumns))
-      return false;
-  }
   return is_for_few_tokens(problem(s));
 }
 
@@ -75,9 +52,6 @@ bool are_aligned(const Stack<T>& s) {
            s.x, s.qkv, s.qkv_bias, s.out, s.gate_up, s.down, s.keys, s.values, s.y, s.k, s.v, s.cos.data, s.sin.data,
            s.norm1.data, s.norm2.data, s.norm.data, s.q_norm.data, s.k_norm.data})
     bits |= reinterpret_cast<uintptr_t>(each);
-  for (const Codes<T>& each : s.codes)
-    for (const void* data : std::initializer_list<const void*>{each.data, each.scale.data, each.zero.numbers.data})
-      bits |= reinterpret_cast<uintptr_t>(data);
   return bits % 16 == 0;
 }
 
@@ -95,12 +69,12 @@ int64_t numbers(const Stack<T>& s) {
   }
 }
 
-template <typename T, bool kHasCodes>
+template <typename T>
 auto kernel_for(int tokens) {
   constexpr int kOne = sizeof(T) == 2 ? 1 : 4;
-  return tokens == 1  ? few_tokens_kernel<T, kOne, kHasCodes>
-         : tokens > 4 ? few_tokens_kernel<T, kMostTokens, kHasCodes>
-                      : few_tokens_kernel<T, 4, kHasCodes>;
+  return tokens == 1  ? few_tokens_kernel<T, kOne>
+         : tokens > 4 ? few_tokens_kernel<T, kMostTokens>
+                      : few_tokens_kernel<T, 4>;
 }
 
 // Launches the kernel, or returns false and does nothing.
@@ -112,9 +86,7 @@ bool forward(Call& call, const Stack<T>& s, const Tensor& work) {
     const Gpu gpu;
     if (!call.ok() || !gpu.cooperative || !fits(s) || !are_aligned(s)) return false;
     FewTokens<T> f = problem(s);
-    auto kernel = kernel_for<T, false>(f.tokens());
-    if constexpr (sizeof(T) == 2)
-      if (s.has_codes) kernel = kernel_for<T, true>(f.tokens());
+    const auto kernel = kernel_for<T>(f.tokens());
     if (!is_compiled_for(80, kernel)) return false;
     const int64_t shared_bytes = plan_few_tokens(f, gpu.multiprocessors, gpu.dynamic_bytes());
     const size_t bytes = place_few_tokens(f, work.data);

@@ -11,13 +11,11 @@
 #pragma once
 
 #include "few_attention.h"
-#include "few_codes.h"
 
 namespace msops::decoder_stack {
 
-// W is Worker<T, kMost>, or CodesWorker.
-template <typename T, int kMost, typename W>
-__device__ void compute_layers(W& w) {
+template <typename T, int kMost>
+__device__ void compute_layers(Worker<T, kMost>& w) {
   const FewTokens<T>& s = w.s;
   const Work& work = w.of_block;
   Attention<T, kMost> attention(w);
@@ -62,7 +60,7 @@ __device__ void compute_layers(W& w) {
 }
 
 // kMost is the most tokens. One more warp than those that compute copies.
-template <typename T, int kMost, bool kHasCodes>
+template <typename T, int kMost>
 __global__ void __launch_bounds__(32 * (warps_for(kMost) + 1), 1)
     few_tokens_kernel(const __grid_constant__ FewTokens<T> s) {
   if (!has_instructions_of(80)) return;
@@ -88,11 +86,10 @@ __global__ void __launch_bounds__(32 * (warps_for(kMost) + 1), 1)
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == kWarps) {
-    Filler<T, kHasCodes>{s, ring, aux, shared, work, lane}.run();
+    Filler<T>{s, ring, aux, shared, work, lane}.run();
   } else {
-    using W = std::conditional_t<kHasCodes, CodesWorker<kMost>, Worker<T, kMost>>;
-    W worker{s, shared, work, ring, aux, Watch(s.failed)};
-    compute_layers<T, kMost>(worker);
+    Worker<T, kMost> worker{s, shared, work, ring, aux, Watch(s.failed)};
+    compute_layers(worker);
   }
 }
 

@@ -16,33 +16,11 @@ struct FewTuning {
 
 inline int rounded_up(int64_t n, int multiple) { return static_cast<int>((n + multiple - 1) / multiple * multiple); }
 
-// Chooses a tile of whole runs, with codes of at least so many bytes of a row, and the numbers of their groups. Rows
-// are apart so that the lanes' codes of 8 columns lie in different banks.
-template <typename T>
-void choose_tile_of_codes(Matrix<T>& m, int bytes) {
-  FewCodes& codes = m.codes;
-  m.chunk = rounded_up(bytes, kRunColumns / 8 * codes.bits), m.stride = m.chunk + 4 * codes.bits;
-  const int columns = m.chunk / codes.bits * 8;
-  const int groups = std::min(codes.groups, (columns - 1) / codes.by_group.value() + 2);
-  int at = kGroupRows * m.stride;
-  for (RowNumbers* numbers : {&codes.scales, &codes.zeros}) {
-    numbers->at = at, numbers->stride = numbers->data ? rounded_up(groups * numbers->size + 3, 4) : 0;
-    at += kGroupRows * numbers->stride;
-  }
-}
-
-// Returns how many bytes a tile has in shared memory.
-template <typename T>
-int tile_bytes(const Matrix<T>& m) {
-  return kGroupRows * (m.stride + m.codes.scales.stride + m.codes.zeros.stride);
-}
-
 // Chooses what a tile has of a row: equal parts of at most `chunk` bytes. Rows in shared memory are an odd multiple of
 // 64 bytes apart where packs of neighbouring rows would lie in the same banks.
 template <typename T>
 void choose_tile(Matrix<T>& m, int chunk) {
   const int bytes = m.row_bytes(), chunks = (bytes - 1) / chunk + 1;
-  if (m.codes.bits > 0) return choose_tile_of_codes(m, (bytes + chunks - 1) / chunks);
   m.chunk = rounded_up((bytes + chunks - 1) / chunks, 64);
   m.stride = m.chunk % 128 == 0 ? m.chunk + 64 : m.chunk;
 }
@@ -57,7 +35,7 @@ int64_t plan_few_tokens(FewTokens<T>& s, int blocks, int shared_bytes, const Few
   int64_t groups = 0, slot = 0;
   for (const Matrix<T>& m : s.matrices) {
     groups = std::max<int64_t>(groups, (m.groups() - 1) / blocks + 1);
-    slot = std::max<int64_t>(slot, tile_bytes(m));
+    slot = std::max<int64_t>(slot, kGroupRows * m.stride);
   }
   s.slot_bytes = rounded_up(std::max<int64_t>(slot, 2 * s.head_bytes()), kAlign);
   s.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size))), s.reciprocal_width = 1.f / s.width;

@@ -13,7 +13,6 @@
 namespace msops::decoder_stack {
 
 constexpr int kMostTokens = 16, kGroupRows = 8, kMostHeadSize = 128, kMostItems = 16;
-constexpr int kRunColumns = 128;                    // of codes
 constexpr int kStreamQueries = 4, kMmaQueries = 8;  // queries that attention takes at once
 
 // Returns how many warps compute. Kernels are compiled for 1, up to 4 and up to 16 tokens; one token has no loops over
@@ -47,33 +46,6 @@ struct Factors {
   }
 };
 
-// RowNumbers are scales or zero points of a matrix of codes, of which each row has as many as `groups`. A tile has
-// those of its columns after its codes, by words of 4 bytes, whose first ones may have other numbers before.
-struct RowNumbers {
-  const void* data;            // or null: 0
-  int size;                    // bytes of a number
-  int at, stride;              // bytes from a tile's begin, and from a row to the next
-  bool are_signed, are_float;  // of two's complement; of float or, with `size` 2, float16
-
-  // Returns how many bytes the numbers from number `first` on are apart from the begin of a word, in a row of a tile.
-  // Every fourth row begins with a word, since matrices have whole packs of rows.
-  __device__ int offset(int row, int groups, int first) const { return (row % 4 * groups + first) * size % 4; }
-  __device__ __forceinline__ float number(const unsigned char* from) const {
-    if (!are_float) return are_signed ? float(static_cast<int8_t>(*from)) : float(*from);
-    if (size == 4) return *reinterpret_cast<const float*>(from);
-    return float(*reinterpret_cast<const Half*>(from));
-  }
-};
-
-// FewCodes say what codes of a matrix stand for.
-struct FewCodes {
-  int bits;                           // 0: there are none
-  bool are_signed, have_long_groups;  // have_long_groups: the columns of a run have one scale (see few_codes.h)
-  int groups;                         // in a row
-  Divisor by_group{1};                // columns of a group
-  RowNumbers scales, zeros;
-};
-
 // Blocks take a matrix by groups of 8 rows, and a group by tiles of 8 rows and `chunk` bytes of each. In a pair of
 // matrices, a group is 4 rows of one, and 4 rows of the other.
 template <typename T>
@@ -82,13 +54,10 @@ struct Matrix {
   int rows, columns;  // rows: of one matrix of a pair
   bool is_pair;
   int chunk, stride;  // bytes of a row in a tile, and from a row to the next in shared memory
-  FewCodes codes;
 
   MSOPS_BOTH int rows_of_group() const { return is_pair ? kGroupRows / 2 : kGroupRows; }
   MSOPS_BOTH int groups() const { return (rows - 1) / rows_of_group() + 1; }
-  MSOPS_BOTH int row_bytes() const {
-    return codes.bits > 0 ? columns / 8 * codes.bits : columns * static_cast<int>(sizeof(T));
-  }
+  MSOPS_BOTH int row_bytes() const { return columns * static_cast<int>(sizeof(T)); }
   // Returns how many rows of each half of the tile there are.
   MSOPS_BOTH int rows_in(int group) const {
     const int left = rows - group * rows_of_group();

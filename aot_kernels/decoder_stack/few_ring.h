@@ -44,7 +44,7 @@ struct Ring {
 };
 
 // Filler is the warp that fills slots.
-template <typename T, bool kHasCodes>
+template <typename T>
 struct Filler {
   const FewTokens<T>& s;
   Ring ring, aux;
@@ -91,52 +91,6 @@ struct Filler {
                return m.row(layer, group, i) + begin;
              });
       }
-  }
-
-  // Does so with codes, and their scales and zero points. The copies of short rows are not counted as bulk copies are:
-  // a lane arrives when it has made its own, and lane 0 makes none, since it expects the bytes.
-  __device__ void fill_codes(Step step, int layer) {
-    const Matrix<T>& m = s.matrices[step];
-    const Range mine = work.mine[step];
-    for (int group = mine.begin; group < mine.end; ++group)
-      for (int begin = 0; begin < m.row_bytes(); begin += m.chunk) {
-        ring.wait_empty();
-        const int bytes = min(m.chunk, m.row_bytes() - begin);
-        int first, last, rest;  // groups of columns
-        first = m.codes.by_group.divide(begin * 8 / m.codes.bits, &rest);
-        last = m.codes.by_group.divide((begin + bytes) * 8 / m.codes.bits - 1, &rest);
-        fill_numbers(m, m.codes.scales, layer, group, first, last);
-        fill_numbers(m, m.codes.zeros, layer, group, first, last);
-        if constexpr (kHasSm90) {
-          if (lane < kGroupRows && m.has(group, lane))
-            cp_async_bulk_load(slot() + lane * m.stride, m.row(layer, group, lane) + begin, bytes, ring.full());
-          lane == 0 ? mbarrier_arrive_expect_tx(ring.full(), bytes * m.rows_in(group) * (m.is_pair ? 2 : 1))
-                    : cp_async_mbarrier_arrive_noinc(ring.full());
-        } else {
-          unsigned char* const to = pointer(slot());
-          for (int i = 0; i < kGroupRows; ++i)
-            for (int at = 16 * lane; at < bytes && m.has(group, i); at += 16 * 32)
-              cp_async<16>(to + i * m.stride + at, m.row(layer, group, i) + begin + at);
-          cp_async_mbarrier_arrive_noinc(ring.full());
-        }
-        ring.advance();
-      }
-  }
-  // Copies the numbers of groups `first` to `last` of a tile's rows, by whole words.
-  __device__ __forceinline__ void fill_numbers(const Matrix<T>& m, const RowNumbers& numbers, int layer, int group,
-                                               int first, int last) {
-    if (!numbers.data) return;
-    constexpr int kIdle = kHasSm90 ? 1 : 0;  // lanes that copy none
-    unsigned char* const to = pointer(slot()) + numbers.at;
-    for (int i = 0; i < kGroupRows; ++i) {
-      if (!m.has(group, i)) continue;
-      const int offset = numbers.offset(i, m.codes.groups, first);
-      const int words = (offset + (last - first + 1) * numbers.size + 3) / 4;
-      const auto* const from = static_cast<const unsigned char*>(numbers.data) - offset +
-                               (m.row_of_all(layer, group, i) * m.codes.groups + first) * numbers.size;
-      for (int word = lane - kIdle; lane >= kIdle && word < words; word += 32 - kIdle)
-        cp_async<4>(to + i * numbers.stride + 4 * word, from + 4 * word);
-    }
   }
 
   __device__ void fill_cache(int layer) {
@@ -190,11 +144,7 @@ struct Filler {
       fill_aux(layer);
 #pragma unroll 1
       for (int step = 0; step < kSteps; ++step) {
-        if constexpr (kHasCodes) {
-          fill_codes(static_cast<Step>(step), layer);
-        } else {
-          fill_matrix(static_cast<Step>(step), layer);
-        }
+        fill_matrix(static_cast<Step>(step), layer);
         if (step == kQkv) fill_cache(layer);
       }
     }

@@ -229,21 +229,10 @@ struct Worker {
   }
 
   // Multiplies by the block's rows of a matrix, some groups at a time, and publishes the step's results.
-  __device__ void multiply(Step step, unsigned tag) {
-    const int row = lane / 4 * s.matrices[step].stride + lane % 4 * 16;
-    multiply(
-        step, tag,
-        [&](int begin, int bytes, const unsigned char* operand, const unsigned char* operand8, float (&sums)[2][2][4]) {
-          multiply_tile(slot() + row, operand + begin, operand8 + begin, bytes, sums);
-        });
-  }
-  // tile(begin, bytes, operand, operand8, sums) multiplies by the tile in the slot, whose rows have so many bytes from
-  // byte `begin` on.
-  template <typename Tile>
-  __device__ __forceinline__ void multiply(Step step, unsigned tag, const Tile& tile) {
+  __device__ __forceinline__ void multiply(Step step, unsigned tag) {
     const Matrix<T>& m = s.matrices[step];
     const Range mine = of_block.mine[step];
-    const int last = tokens() - 1, at = lane % 4 * 16;
+    const int last = tokens() - 1, at = lane % 4 * 16, row = lane / 4 * m.stride + at;
     int bytes = m.row_bytes(), chunk = m.chunk;
     asm volatile("" : "+r"(bytes), "+r"(chunk));  // else, each tile would load them again
     // What stands for tokens that there are not may be anything.
@@ -256,7 +245,7 @@ struct Worker {
         float sums[2][2][4] = {};
         for (int begin = 0; begin < bytes; begin += chunk) {
           ring.wait_full();
-          tile(begin, min(chunk, bytes - begin), operand, operand8, sums);
+          multiply_tile(slot() + row, operand + begin, operand8 + begin, min(chunk, bytes - begin), sums);
           ring.release();
         }
         const auto put = [&](int token, float a, float b) {

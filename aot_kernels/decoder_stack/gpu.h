@@ -1,12 +1,14 @@
 // decoder_stack on a GPU:
 //
 //   case                                            kernels                              why
-//   up to 16 tokens, sm_80 or later, whole packs    few_tokens_kernel, all layers        launches take longer than work
+//   up to 16 tokens, sm_80 or later, whole packs,   few_tokens_kernel, all layers        launches take longer than work
+//     matrices of numbers
 //   products of more tokens                         cuBLAS, where the process has it     tensor cores
 //   products without cuBLAS                         product_kernel                       any GPU, any dtype
-//   products with codes                             the same, of up to 16 tokens; else   codes of a layer are widened
-//   once
-//                                                     WidenCodes before one of these
+//   products of up to 16 tokens with codes          weight_quant_matmul/few.h; where     streams codes
+//                                                     that fits not, product_kernel
+//   products of more tokens with codes              WidenPacks or WidenCodes before      codes of a layer are widened
+//                                                     those of numbers                     once
 //   attention, float16, 64 or more new tokens       flash_attention/mma_forward.h,       tensor cores
 //     of each text, heads up to 128                   or wgmma_forward.h on sm_90a
 //   attention, float16, fewer new tokens with a     flash_attention/mma_decode.h         reads the cache where it is,
@@ -25,6 +27,7 @@
 #include "../flash_attention/mma_forward.h"
 #include "../flash_attention/wgmma.h"
 #include "../shared/product/gpu.h"
+#include "../weight_quant_matmul/few.h"
 #include "block_attention.h"
 #include "few_plan.h"
 #include "tiles.h"
@@ -88,22 +91,27 @@ struct Space {
   }
 };
 
-// Norms rows of `width` numbers; a block takes one.
+// Norms rows of `width` numbers, to which it first adds `added`, unless that is null; a block takes a row. `to` may be
+// `added`.
 template <typename T>
 __global__ void __launch_bounds__(256)
-    norm_kernel(const T* from, int64_t width, Numbers<T> factors, Compute<T> eps, T* to) {
+    norm_kernel(T* rows, int64_t width, Numbers<T> factors, Compute<T> eps, const T* added, T* to) {
   using C = Compute<T>;
   __shared__ C sums[8];
-  from += blockIdx.x * width, to += blockIdx.x * width;
+  const int64_t first = blockIdx.x * width;
   C sum = 0;
-  for (int64_t i = threadIdx.x; i < width; i += 256) sum += C(from[i]) * C(from[i]);
+  for (int64_t i = threadIdx.x; i < width; i += 256) {
+    if (added) assign(rows[first + i], C(rows[first + i]) + C(added[first + i]));
+    sum += C(rows[first + i]) * C(rows[first + i]);
+  }
   sum = team_sum<32>(sum);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();
   sum = 0;
   for (const C each : sums) sum += each;
   const C reciprocal = 1 / std::sqrt(sum / C(width) + eps);
-  for (int64_t i = threadIdx.x; i < width; i += 256) assign(to[i], normed<T>(from[i], reciprocal, factors[i]));
+  for (int64_t i = threadIdx.x; i < width; i += 256)
+    assign(to[first + i], normed<T>(rows[first + i], reciprocal, factors[i]));
 }
 
 // Adds the bias to the rows of q, k and v, norms and rotates heads of q and k, and stores all. A warp takes a head of a
@@ -245,6 +253,30 @@ struct CodesProduct : product::Product<T> {
   Rows weights;
 };
 
+// Index i is eight neighbours of a layer's matrix, whose rows and groups they tile.
+struct WidenPacks {
+  Codes<Half> codes;
+  Half* to;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    const auto packs = static_cast<Index>(codes.columns) / 8, row = i / packs;
+    const int64_t place = codes.place(row, (i - row * packs) * 8);
+    const float scale = codes.scale[place], zero = codes.zero[place];
+    const int bits = codes.bits;
+    const auto bytes = bits == 4 ? widened(load<4>(codes.data + int64_t{i} * 4)) : load<8>(codes.data + int64_t{i} * 8);
+    float numbers[8];
+    for (int j = 0; j < 8; ++j) numbers[j] = (codes.number(bytes.values[j]) - zero) * scale;
+    store(to + int64_t{i} * 8, rounded_pack<Half>(numbers));
+  }
+
+  static MSOPS_BOTH Pack<uint8_t, 8> widened(const Pack<uint8_t, 4>& pairs) {
+    Pack<uint8_t, 8> codes;
+    for (int j = 0; j < 8; ++j) codes.values[j] = j % 2 ? pairs.values[j / 2] >> 4 : pairs.values[j / 2] & 15;
+    return codes;
+  }
+};
+
 // Index i is a number of a layer's matrix.
 template <typename T>
 struct WidenCodes {
@@ -256,6 +288,18 @@ struct WidenCodes {
   MSOPS_BOTH void operator()(Index i) const {
     const auto columns = static_cast<Index>(codes.columns), row = i / columns;
     assign(to[i], codes.value(first + row, i - row * columns));
+  }
+};
+
+// Index i is a number that is added to another.
+template <typename T>
+struct Add {
+  const T* from;
+  T* to;
+
+  template <typename Index>
+  MSOPS_BOTH void operator()(Index i) const {
+    assign(to[i], Compute<T>(to[i]) + Compute<T>(from[i]));
   }
 };
 
@@ -301,28 +345,55 @@ class Forward {
       multiply(s.weights(layer, kDown), space_.hidden, space_.h, true);
     }
     if (s.norm.data) return norm(s.norm, s.y);
+    const int64_t numbers = tokens * s.width;
+    if (has_sum_) on_gpu(call_, numbers, numbers, Add<T>{space_.a, space_.h});
     cudaMemcpyAsync(s.y, space_.h, static_cast<size_t>(tokens * s.width) * sizeof(T), cudaMemcpyDeviceToDevice,
                     call_.stream());
   }
 
  private:
   void norm(const Numbers<T>& factors, T* to) {
-    launch(call_, norm_kernel<T>, s.tokens(), 256, 0, space_.h, s.width, factors, s.eps, to);
+    launch(call_, norm_kernel<T>, s.tokens(), 256, 0, space_.h, s.width, factors, s.eps, has_sum_ ? space_.a : nullptr,
+           to);
+    has_sum_ = false;
   }
 
-  // to (tokens, rows) = numbers (tokens, columns) times weights (rows, columns), or is added to.
+  // to (tokens, rows) = numbers (tokens, columns) times weights (rows, columns), or is added to, perhaps later.
   void multiply(const Weights<T>& weights, const T* numbers, T* to, bool adds) {
     product::Product<T> p{s.tokens(), weights.rows, weights.columns, numbers, weights.numbers, to, adds};
-    if (weights.codes && !Space<T>::widens(s)) {
+    if (weights.codes && Space<T>::widens(s)) {
+      widen(weights);
+      p.weights = space_.weights;
+    } else if (weights.codes) {
+      if constexpr (std::is_same<T, Half>::value) {
+        const weight_quant_matmul::Products<Half> few{
+            p.n, p.deep, p.m, numbers, rows_of(weights), true, OptionalNumbers<T>({}), adds ? space_.a : to};
+        if (weight_quant_matmul::multiply_few(call_, few)) return void(has_sum_ = adds);
+      }
       const CodesProduct<T> direct{p, {*weights.codes, weights.first}};
       return launch(call_, product_kernel<T, CodesProduct<T>>, product::plain_tiles(p.n, p.m), product::kPlainThreads,
                     0, direct);
     }
-    if (weights.codes) {
-      p.weights = space_.weights;
-      on_gpu(call_, p.m * p.deep, p.m * p.deep, WidenCodes<T>{*weights.codes, weights.first, space_.weights});
-    }
     product::multiply(call_, p);
+  }
+
+  // Returns the codes of a layer alone.
+  static Codes<T> rows_of(const Weights<T>& weights) {
+    Codes<T> codes = *weights.codes;
+    codes.rows = weights.rows, codes.data += weights.first * codes.pitch();
+    const int64_t numbers = weights.first * codes.groups;
+    codes.scale = Stack<T>::from(codes.scale, numbers), codes.zero = codes.zero.from(numbers);
+    return codes;
+  }
+
+  void widen(const Weights<T>& weights) {
+    const int64_t n = weights.rows * weights.columns;
+    if constexpr (std::is_same<T, Half>::value) {
+      const Codes<Half> codes = rows_of(weights);
+      if (codes.columns % 8 == 0 && (codes.groups == 1 || codes.group % 8 == 0) && codes.have_rows_at(codes.bits))
+        return on_gpu(call_, n / 8, n, WidenPacks{codes, space_.weights});
+    }
+    on_gpu(call_, n, n, WidenCodes<T>{*weights.codes, weights.first, space_.weights});
   }
 
   void attend(const Layer<T>& layer) {
@@ -380,6 +451,7 @@ class Forward {
   Call& call_;
   Stack<T> s;
   Space<T> space_;
+  bool has_sum_ = false;  // whether space_.a is still to be added to space_.h
 };
 
 }  // namespace msops::decoder_stack::gpu

@@ -18,6 +18,13 @@ struct ZeroPoints {
     if (!tensor.dtype) return;
     kind = !std::strcmp(tensor.dtype, "uint8") ? kUnsigned : !std::strcmp(tensor.dtype, "int8") ? kSigned : kFloating;
   }
+  // Returns those from number `first` on.
+  ZeroPoints from(int64_t first) const {
+    ZeroPoints rest = *this;
+    const int64_t size = kind != kFloating ? 1 : numbers.are_float ? 4 : static_cast<int64_t>(sizeof(T));
+    if (kind != kNone) rest.numbers.data = static_cast<char*>(numbers.data) + first * size;
+    return rest;
+  }
   MSOPS_BOTH C operator[](int64_t i) const {
     if (kind == kNone) return 0;
     if (kind == kUnsigned) return C(static_cast<const uint8_t*>(numbers.data)[i]);

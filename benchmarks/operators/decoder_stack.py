@@ -1,4 +1,5 @@
-"""Benchmarks all layers of a decoder, with the sizes of SmolLM2-135M and of Llama-3.2-1B. A size is (layers, texts, new
+"""Benchmarks all layers of a decoder, with the sizes of SmolLM2-135M and of Llama-3.2-1B, and four with those of
+Llama-3.1-8B. A size is (layers, texts, new
 tokens of each, width, heads, heads of keys, features of a head, hidden, rows of the cache), and perhaps one of
 FORMS."""
 
@@ -10,18 +11,33 @@ from numpy_decoder_stack import MATRICES, case, names_of, random_codes
 from test_decoder_stack import TestDecoderStack
 
 from ..benchmark import Benchmark, Sizes, by
-from ..figures import Target, share
+from ..figures import Target, pick, share
 
 FORMS = {  # of matrices and of caches
     "4 bits": dict(bits=4, group=128, zeros="uint8"),
     "8 bits": dict(bits=8, group=128, zeros="uint8"),
     "blocks": dict(block_size=16),
 }
-SMOLLM2, LLAMA = (576, 9, 3, 64, 1536), (2048, 32, 8, 64, 8192)
+SMOLLM2, LLAMA, LLAMA_8B = (576, 9, 3, 64, 1536), (2048, 32, 8, 64, 8192), (4096, 32, 8, 128, 14336)
 
 
 def of(layers, texts, new, model, room, *form):
     return (layers, texts, new, *model, room, *form)
+
+
+TEXTS_OF_8B = {texts: [of(4, texts, 1, LLAMA_8B, room, *form) for form in ((), ("4 bits",))]
+               for texts, room in ((1, 2048), (64, 512))}  # fmt: skip
+
+
+def times_faster_by_bits(texts):
+    """Tells how much faster the layers of Llama-3.1-8B are by codes of 4 bits than by float16."""
+    cases = [", ".join((by(size[:9]), *size[9:])) for size in TEXTS_OF_8B[texts]]
+
+    def figures(rows):
+        whole, coded = ([row["us"] for row in pick(rows, case=case, dtype="float16")] for case in cases)
+        yield from ((a / b, cases[1]) for a, b in zip(whole, coded))
+
+    return figures
 
 
 class ByLayers(nn.Cell):
@@ -81,7 +97,8 @@ class DecoderStack(Benchmark):
         "GPU": [
             Sizes(
                 named=(of(30, 1, 1, SMOLLM2, 2048), of(16, 1, 1, LLAMA, 2048), of(30, 64, 1, SMOLLM2, 512),
-                       of(30, 1, 2048, SMOLLM2, 0), of(16, 1, 1, LLAMA, 2048, "4 bits")),
+                       of(30, 1, 2048, SMOLLM2, 0), of(16, 1, 1, LLAMA, 2048, "4 bits"), *TEXTS_OF_8B[1],
+                       *TEXTS_OF_8B[64]),
                 sweep=(of(30, 8, 1, SMOLLM2, 512), of(16, 1, 1, LLAMA, 2048, "8 bits"),
                        of(16, 1, 1, LLAMA, 2048, "blocks"), of(30, 64, 1, SMOLLM2, 512, "blocks"),
                        of(30, 64, 1, SMOLLM2, 512, "4 bits")),
@@ -99,7 +116,16 @@ class DecoderStack(Benchmark):
         "GPU": [
             Target(
                 "sizes of Llama-3.2-1B, one text", "share 0.75 of a copy", 0.75, share(by(of(16, 1, 1, LLAMA, 2048)))
-            )
+            ),
+            *(
+                Target(
+                    f"sizes of Llama-3.1-8B in 4 bits, {texts} texts",
+                    f"{least} times as fast as float16",
+                    least,
+                    times_faster_by_bits(texts),
+                )
+                for texts, least in ((1, 2.8), (64, 1.2))
+            ),
         ]
     }
     compiled = False  # it compiles for minutes

@@ -85,6 +85,7 @@ class TestDecoderStack(Card):
         ),
         "16 tokens, 8 bits": case(1, 16, 1, 64, 4, 2, 32, 320, optional=("norm",), bits=8, group=256, zeros="uint8"),
         "40 tokens, 4 bits": case(2, 2, 20, 32, 4, 2, 8, 40, bits=4, group=16, zeros="uint8"),
+        "20 tokens, 8 bits": case(2, 20, 1, 32, 2, 1, 16, 48, bits=8, group=16, zeros="float32"),
         "20 features after blocks": case(1, 3, 7, 40, 2, 1, 20, 24, room=3, block_size=7),
         "300 blocks of 2 texts": case(1, 2, 1, 16, 2, 1, 8, 8, room=300, block_size=1),
     }
