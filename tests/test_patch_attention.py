@@ -169,6 +169,30 @@ def test_attention(load, computed, name, dtype):
     assert_equal(got, want, dtype)
 
 
+@pytest.mark.parametrize("name", ["llama", "vit"])
+def test_heads_of_views(load, computed, name):
+    """Where queries, keys and values are views of what matrices gave, attention reads that, and returns such a view."""
+    module = load(module_of(*FORMS[name][:2]))
+    layer = module.Layer(module.Attention(1))
+    q, k, v, mask = inputs_of("float16", False, FORMS[name][3])
+    apart = [x.swapaxes(1, 2).contiguous() for x in (q, k, v)]
+
+    def net(q, k, v, mask):
+        out, *_ = layer(q.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2), mask)
+        return (out * 1.0,)
+
+    want = results(net, (*apart, mask))
+    with msops.patch_mindspore():
+        got = results(net, (*apart, mask))
+    assert [call[9] for call in computed] == ["BTHD"] * 2
+    assert [call[0].shape for call in computed] == [apart[0].shape] * 2
+    assert_equal(got, want, "float16")
+    with msops.patch_mindspore():
+        some = layer(apart[0].swapaxes(1, 2), k, v, mask)
+    assert computed[2][9] == "BHTD"
+    assert_equal(some, layer(q, k, v, mask), "float16")
+
+
 @pytest.mark.parametrize("all_results", [False, pytest.param(True, marks=pytest.mark.wide)])
 def test_graph_mode(load, computed, all_results):
     inputs = inputs_of("float16")

@@ -7,7 +7,7 @@ import pytest
 from mindspore import Tensor
 
 import msops
-from msops.patch import longer_attention, written_attention
+from msops.patch import written_attention
 
 pytestmark = pytest.mark.skipif(not hasattr(mindspore, "mint"), reason="this MindSpore has no mint")
 RNG = np.random.default_rng(0)
@@ -173,7 +173,7 @@ def pynative(monkeypatch):
 @pytest.fixture
 def computed(noted):
     """Counts the calls of flash_attention for what longer functions hold."""
-    return noted(longer_attention, "flash_attention")
+    return noted(written_attention, "flash_attention")
 
 
 def results(net, inputs, more=(), count=3):
@@ -398,8 +398,9 @@ def test_statements_that_read_the_dtype_and_the_shape_of_scores(load, computed, 
         pytest.skip("MindSpore has no product of float16 and float32 there")
     lines = ("scores = scores + mask", "rows = 0")
     module = load(HEAD + TOLD.format(before=lines[1 - is_before], after=lines[is_before]))
-    q, k, v = (Tensor(RNG.standard_normal((2, 4, 5, 8)).astype(np.float32)) for _ in range(3))
-    mask = Tensor(RNG.standard_normal((2, 1, 5, 5)).astype(np.float32))
+    rng = np.random.default_rng(1)  # its own, so that float16's errors do not depend on which tests run before
+    q, k, v = (Tensor(rng.standard_normal((2, 4, 5, 8)).astype(np.float32)) for _ in range(3))
+    mask = Tensor(rng.standard_normal((2, 1, 5, 5)).astype(np.float32))
     half = [each.astype(mindspore.float16) for each in (q, k, v)]
 
     def all_results():

@@ -16,7 +16,7 @@ from mindspore import Tensor, nn, ops
 
 from msops.core.compiled import once
 from msops.core.inputs import describe
-from msops.operators.flash_attention import draw_seed, flash_attention
+from msops.operators.flash_attention import draw_seed
 
 from .attention_steps import LEAST, OUT, PRODUCTS, Inner, Step, Steps
 from .callers import is_dropped, use_of_name
@@ -24,7 +24,7 @@ from .formula import Found, Meanings, NoFormulaError
 from .gates import is_as_its_class, of_mint
 from .rewritten import compiled, tree_of
 from .statements import PREFIX, SQRT, Calls, both, texts
-from .written_attention import as_bias, attends, is_number
+from .written_attention import as_bias, attends, attention_by_heads, is_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -251,9 +251,7 @@ def _attending(meanings: Meanings, reasons: set[str]) -> Function:
                 q = q * factor.reshape(()) if what == "*" else q / factor.reshape(())
         bias = _bias(q.dtype, [(what, each) for what, each, _ in added]) if added else None
         seed = draw_seed() if dropout_p > 0 else None
-        out: Any = flash_attention(
-            q, k, v, False, scale, None, None, None, 0.0, "BHTD", False, bias, None, dropout_p, seed
-        )
+        out = attention_by_heads((q, k, v), scale, 0.0, bias, dropout_p, seed)
         return out if len(inputs[0].shape) == 4 else out.reshape(*inputs[0].shape[:2], v.shape[3])
 
     return attend

@@ -197,13 +197,30 @@ def attending(own: Function) -> Found:
             weights = None
         bias = None if attention_mask is None else as_bias(attention_mask, key.shape[2])
         seed = draw_seed() if dropout_p > 0 else None
-        out: Any = flash_attention(
-            query, key, value, False, scale, None, None, None, softcap, "BHTD", False, bias, None, dropout_p, seed
-        )
+        out = attention_by_heads((query, key, value), scale, softcap, bias, dropout_p, seed)
         return (out.swapaxes(1, 2).contiguous() if turns else out), weights
 
     attend.__name__ = own.__name__
     return Found(attend, "msops.flash_attention", None, reasons)
+
+
+def attention_by_heads(
+    inputs: tuple[Tensor, Tensor, Tensor], scale: float, softcap: float, bias: Any, dropout_p: float, seed: Any
+) -> Tensor:
+    """Returns the attention of queries, keys and values (B, H, T, D).
+
+    Where these are views whose numbers lie as (B, T, H, D), which is how libraries divide what a matrix gives, no
+    number is moved, and the result is such a view, too.
+    """
+    layout = "BHTD"
+    if not compiling() and not inputs[0].is_contiguous():
+        q, k, v = (x.swapaxes(1, 2) for x in inputs)
+        if q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
+            inputs, layout = (q, k, v), "BTHD"
+    out: Any = flash_attention(
+        *inputs, False, scale, None, None, None, softcap, layout, False, bias, None, dropout_p, seed
+    )
+    return out if layout == "BHTD" else out.swapaxes(1, 2)
 
 
 def as_bias(mask: Tensor, keys: int) -> Tensor:
