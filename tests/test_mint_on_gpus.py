@@ -9,7 +9,7 @@ from mindspore import Tensor, mint, nn, ops
 
 import msops
 from msops.patch import transposes
-from msops.patch.mint import linear, shape
+from msops.patch.mint import elementwise, linear, shape
 
 pytestmark = pytest.mark.skipif(not hasattr(mindspore, "mint"), reason="this MindSpore does not have mint")
 CUBE = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -20,6 +20,7 @@ def _as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(transposes, "is_on_gpu", ops.constexpr(lambda: True))
     monkeypatch.setattr(shape, "is_on_gpu", ops.constexpr(lambda: True))
     monkeypatch.setattr(linear, "is_on_gpu", ops.constexpr(lambda: True))
+    monkeypatch.setattr(elementwise, "is_on_gpu", ops.constexpr(lambda: True))
     with msops.patch_mindspore():
         yield
 
@@ -123,3 +124,28 @@ def test_bias_of_channels(mode):
     image = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
     got = ops.BiasAdd()(Tensor(image), Tensor([1, 2, 3], mindspore.float32))
     np.testing.assert_array_equal(got.asnumpy(), image + np.float32([1, 2, 3]).reshape(3, 1, 1))
+
+
+class Fmod(nn.Cell):
+    def construct(self, x, y):
+        return mint.fmod(x, y)
+
+
+class FmodOfNumbers(nn.Cell):
+    def construct(self, x, n):
+        return mint.fmod(x, 0.1), mint.fmod(x, float("inf")), mint.fmod(n, 0.3)
+
+
+def test_fmod(mode, monkeypatch, device_target):
+    """It takes Mod, which is exact on a GPU as TruncateMod is on the CPU, with a gradient of its own."""
+    if device_target == "CPU":
+        monkeypatch.setattr(elementwise, "_mod", elementwise._truncate_mod)
+    n, x = np.arange(-5, 5, dtype=np.int32), np.random.default_rng(0).normal(0, 1000, (3, 4)).astype(np.float32)
+    y = np.array([0.1, -0.37, np.inf, 3], np.float32)
+    got = Fmod()(Tensor(x), Tensor(y)), *FmodOfNumbers()(Tensor(x), Tensor(n))
+    dx, dy = mindspore.grad(Fmod(), (0, 1))(Tensor(x), Tensor(y))
+    want = np.fmod(x, y), np.fmod(x, np.float32(0.1)), x, np.fmod(n.astype(np.float32), np.float32(0.3))
+    for each, right in zip(got, want):
+        np.testing.assert_array_equal(each.asnumpy(), right)
+    np.testing.assert_array_equal(dx.asnumpy(), np.ones_like(x))
+    np.testing.assert_allclose(dy.asnumpy(), -np.trunc(x / y).sum(0), rtol=1e-6)

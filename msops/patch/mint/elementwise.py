@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import mindspore
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 from mindspore.ops import operations
 
 from msops.core.compiled import constant, is_on_gpu, once
@@ -244,9 +244,31 @@ COMPLEX = mindspore.complex64, mindspore.complex128
 
 
 def fmod(input: Tensor, other: Any) -> Tensor:  # noqa: A002
-    """Mod has a wrong gradient, and TruncateMod lacks int64."""
-    of_floats = input.dtype in FLOATS or (other.dtype in FLOATS if isinstance(other, Tensor) else type(other) is float)
-    return (_truncate_mod if of_floats else _mod)(input, other)
+    """Mod has a wrong gradient, and TruncateMod lacks int64; on a GPU it also loses large quotients and infinity."""
+    is_tensor = isinstance(other, Tensor)
+    is_float = other.dtype in FLOATS if is_tensor else type(other) is float
+    if input.dtype not in FLOATS and not is_float:
+        return _mod(input, other)
+    if not is_on_gpu():
+        return _truncate_mod(input, other)
+    if not is_tensor:
+        other = ops.full((), other, dtype=input.dtype if input.dtype in FLOATS else mindspore.float32)
+    if input.shape != other.shape or input.dtype != other.dtype:
+        like = ops.stop_gradient(_mod(input, other))
+        input = ops.broadcast_to(ops.cast(input, like.dtype), like.shape)  # noqa: A001
+        other = ops.broadcast_to(ops.cast(other, like.dtype), like.shape)
+    return _exact_mod(input, other)
 
 
+class ExactMod(nn.Cell):
+    """Mod with its gradient."""
+
+    def construct(self, x: Tensor, y: Tensor) -> Tensor:
+        return _mod(x, y)
+
+    def bprop(self, x: Tensor, y: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+        return dout, ops.neg(dout * ops.trunc(x / y))
+
+
+_exact_mod = ExactMod()
 _mod, _truncate_mod = operations.Mod(), operations.TruncateMod()
