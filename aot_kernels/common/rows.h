@@ -279,23 +279,27 @@ void for_rows_by(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> p
 #endif
 }
 
-// Calls body(row, team) for every row in [0, rows). `places` are all the matrices and rows that the team reads and
-// writes, of equal length. On the GPU packs of 16 bytes move them where such packs tile all of them, or where all rows
-// of one number have their aligned packs at the same columns (see WithEdges); otherwise neighbouring lanes move
-// neighbouring elements. The ladders above say which team takes how many packs or elements. Bodies that would need many
-// registers for long rows prefer clusters: those that load two rows, and norms. Bodies whose instructions for each row
-// take long beside those for its elements have four packs in a lane, and kLongPacks in long rows: as many as registers
-// allow.
-template <typename T, bool kPrefersClusters = false, int kPacks = 2, int kLongPacks = 8, typename Body>
-void for_rows(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body) {
-  for_rows_by<T, PacksLadder<kPackWidth<T>, kPrefersClusters, kPacks, kLongPacks>, ElementsLadder, kPacks>(
-      call, rows, places, body);
-}
-
-// Does the same with few kernels, for what is rarely called.
+// Takes rows as for_rows() does, with few kernels.
 template <typename T, typename Body>
 void for_rows_of_few_kernels(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body) {
   for_rows_by<T, FewPacksLadder<kPackWidth<T>>, FewElementsLadder, 0>(call, rows, places, body);
+}
+
+// Calls body(row, team) for every row in [0, rows). `places` are all the matrices and rows that the team reads and
+// writes, of equal length. On the GPU packs of 16 bytes move them where such packs tile all of them, or where all rows
+// of one number have their aligned packs at the same columns (see WithEdges); otherwise neighbouring lanes move
+// neighbouring elements. The ladders above say which team takes how many packs or elements: few kernels serve float64,
+// and what is rarely called. Bodies that would need many registers for long rows prefer clusters: those that load two
+// rows, and norms. Bodies whose instructions for each row take long beside those for its elements have four packs in a
+// lane, and kLongPacks in long rows: as many as registers allow.
+template <typename T, bool kPrefersClusters = false, int kPacks = 2, int kLongPacks = 8, typename Body>
+void for_rows(Call& call, int64_t rows, std::initializer_list<RowLayout<T>> places, const Body& body) {
+  if constexpr (sizeof(T) == 8) {
+    for_rows_of_few_kernels<T>(call, rows, places, body);
+  } else {
+    for_rows_by<T, PacksLadder<kPackWidth<T>, kPrefersClusters, kPacks, kLongPacks>, ElementsLadder, kPacks>(
+        call, rows, places, body);
+  }
 }
 
 }  // namespace msops
