@@ -57,7 +57,7 @@ def test_masks(mode, dtype, by_method):
     with msops.patch_mindspore():
         got = trained(model := Model(by_method), KEPT.astype(dtype))
     for each, right in zip((got[0], *got[1]), (wanted[0], *wanted[1])):
-        np.testing.assert_array_equal(each.asnumpy(), right.asnumpy())
+        np.testing.assert_allclose(each.asnumpy(), right.asnumpy(), rtol=1e-5, atol=1e-6)  # on a GPU sums differ
     if mode == "pynative":
         assert alone == [True]
         assert is_marked(model) == [dtype == np.float32]
