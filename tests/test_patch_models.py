@@ -58,13 +58,23 @@ LLAMA = """dtype = hidden_states.dtype
         return self.weight * hidden_states.to(dtype)"""
 MULTIPLY = """out = self._norm(hidden_states.float()) * {}
         return out.type_as(hidden_states)"""
+T5 = """variance = hidden_states.to(ms.float32).pow(2).mean(-1, keep_dims=True)
+        hidden_states = hidden_states * ops.rsqrt(variance + self.variance_epsilon)
+        if self.weight.dtype in [ms.float16, ms.bfloat16]:
+            hidden_states = hidden_states.to(self.weight.dtype)
+        return self.weight * hidden_states"""
 FORMULAS = {  # the body of `construct`, and what is added to the weight
     "llama": (LLAMA, 0),
     "olmo": (LLAMA.replace("self.weight * hidden_states.to(dtype)", "(self.weight * hidden_states).astype(dtype)"), 0),
     "moshi": (MULTIPLY.format("self.weight.float()"), 0),
     "gemma": (MULTIPLY.format("(1.0 + self.weight.float())"), 1),
+    "t5": (T5, 0),
 }
 OTHERS = {
+    "other dtypes": T5.replace("ms.float16, ms.bfloat16", "ms.float16, ms.float32"),
+    "another cast": T5.replace("hidden_states.to(self.weight.dtype)", "hidden_states.to(ms.float16)"),
+    "not in": T5.replace(" in [", " not in ["),
+    "no cast": T5.replace("hidden_states = hidden_states.to(self.weight.dtype)", "hidden_states = hidden_states * 1"),
     "sum": LLAMA.replace("mean", "sum"),
     "no square": LLAMA.replace("pow(2)", "pow(3)"),
     "lambda": "half = lambda x: x\n        return half(hidden_states)",
@@ -117,13 +127,19 @@ def test_norms(mode, load, name, dtype):
         np.testing.assert_allclose(got.asnumpy(), each, 4 * tolerance, 4 * tolerance * np.abs(each).max())
 
 
-def test_norms_of_other_dtypes_stay(mode, load):
-    """The formula's own result is float32 where a weight of float32 meets float16."""
+@pytest.mark.parametrize("body", [LLAMA, T5])
+def test_norms_of_other_dtypes_stay(mode, load, body):
+    """The formula's own result is float32 where a weight of float32 meets float16. T5's is float16 where one of float16
+    meets float32."""
     x, weight = RNG.standard_normal((3, 8)).astype(np.float16), RNG.standard_normal(8).astype(np.float32)
     with msops.patch_mindspore():
-        y = load(NORM.format(LLAMA)).OwnRMSNorm(weight)(Tensor(x))
+        module = load(NORM.format(body))
+        y = module.OwnRMSNorm(weight)(Tensor(x))
+        other = module.OwnRMSNorm(weight.astype(np.float16))(Tensor(x.astype(np.float32)))
     assert y.dtype == mindspore.float32
-    np.testing.assert_allclose(y.asnumpy(), normalized(x, weight), 2e-3, 2e-3)
+    assert other.dtype == (mindspore.float16 if body is T5 else mindspore.float32)
+    for each in (y, other):
+        np.testing.assert_allclose(each.asnumpy(), normalized(x, weight), 2e-3, 2e-3)
 
 
 @pytest.mark.parametrize("name", OTHERS)

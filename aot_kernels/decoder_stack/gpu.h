@@ -5,15 +5,14 @@
 //     matrices of numbers
 //   products of more tokens                         cuBLAS, where the process has it     tensor cores
 //   products without cuBLAS                         product_kernel                       any GPU, any dtype
-//   products of up to 16 tokens with codes          weight_quant_matmul/few.h; where     streams codes
-//                                                     that fits not, product_kernel
+//   products of up to 16 tokens with codes          weight_quant_matmul/few.h, or        streams codes
+//                                                     product_kernel where it refuses
 //   products of more tokens with codes              WidenPacks or WidenCodes before      codes of a layer are widened
 //                                                     those of numbers                     once
 //   attention, float16, 64 or more new tokens       flash_attention/mma_forward.h,       tensor cores
 //     of each text, heads up to 128                   or wgmma_forward.h on sm_90a
-//   attention, float16, fewer new tokens with a     flash_attention/mma_decode.h         reads the cache where it is,
-//   on
-//     cache, heads up to 128, sm_80 or later                                               tensor cores
+//   attention, float16, fewer new tokens with a     flash_attention/mma_decode.h         tensor cores; reads the cache
+//     cache, heads up to 128, sm_80 or later                                               where it is
 //   the same with a cache in blocks                 paged_attention/mma.h                the same
 //   other attention                                 attention_kernel                     any GPU, any dtype
 //   what is between                                 norm_kernel, turn_kernel, Gate       one for each step

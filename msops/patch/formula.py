@@ -22,7 +22,7 @@ _CASTS: dict[str, Any] = {  # methods that are x.to(dtype): its argument, of the
     "type_as": lambda like: [ast.Attribute(like, "dtype")],
 }
 _ORDERS = {"softmax": ("dim", "dtype"), "dropout": ("p", "training")}  # names of the arguments after the first
-_NAMES = {"axis": "dim"}
+_NAMES = {"axis": "dim", "keep_dims": "keepdim"}
 _OF_SIZES = {"broadcast_to": "expand", "expand": "expand", "reshape": "reshape"}  # methods that take sizes or a tuple
 _SWAPPED = {frozenset((2, 3)): (2, 3), frozenset((-1, -2)): (2, 3), frozenset((1, 2)): (1, 2)}  # axes of four
 
@@ -258,6 +258,9 @@ def _plain(call: ast.Call) -> ast.expr:
         return ast.Call(function, arguments[:1], [ast.keyword(name, named[name]) for name in sorted(named, key=str)])
     if isinstance(function, ast.Name) and function.id in ("transpose", "broadcast_to") and not call.keywords:
         function, arguments = ast.Attribute(arguments[0], function.id), arguments[1:]
+    if isinstance(function, ast.Attribute) and function.attr == "mean":
+        named_so = [ast.keyword(_NAMES.get(each.arg or "", each.arg), each.value) for each in call.keywords]
+        return ast.Call(function, arguments, named_so)
     if not isinstance(function, ast.Attribute) or call.keywords:
         return call
     x, name = function.value, function.attr

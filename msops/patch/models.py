@@ -190,6 +190,10 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
         return activating(own, owner) if owner.__name__.endswith("Activation") else gating(own, owner)
     formula = Formula(own, owner)
     make = _FORMULAS.get(formula.text)
+    if make is None and name == _CONSTRUCT:
+        branches = [Formula(own, owner, {_IS_HALF: is_half}) for is_half in (True, False)]
+        make = _FORMULAS.get(" | ".join(each.text for each in branches))
+        formula = branches[0] if make else formula
     now = make and make(own, formula)
     if now is None:
         raise NoFormulaError("its arguments are others than the formula's") if make else formula.why
@@ -282,6 +286,7 @@ def _turning(own: Function, found: Formula) -> Function | None:
     return apply_rotary_pos_emb if parameters(own) == parameters(apply_rotary_pos_emb) else None
 
 
+_EPS = "eps", "variance_epsilon"
 _ROOT = "rsqrt(x.to(float32).pow(2).mean(-1, keepdim=True) + self.{})"
 _NORMS = {  # what `construct` returns, where y is x in float32 times the root: offset and casting of rms_norm
     "self.weight * ({y}).to(x.dtype)": (0.0, "llama"),
@@ -290,6 +295,8 @@ _NORMS = {  # what `construct` returns, where y is x in float32 times the root: 
     "({y} * self.weight).to(x.dtype)": (0.0, "gemma"),
     "({y} * (1.0 + self.weight.to(float32))).to(x.dtype)": (1.0, "gemma"),
 }
+_IS_HALF = "x0.weight.dtype in [float16, bfloat16]"  # T5 casts y to such a dtype, which rms_norm takes if x has it, too
+_OF_T5 = "self.weight * (x * {y}).to(self.weight.dtype)", "self.weight * (x * {y})"
 _TURNED = "{0} * cos.unsqueeze(axis) + cat((-{0}[..., {0}.shape[-1] // 2:], {0}[..., :{0}.shape[-1] // 2]), dim=-1)"
 _BOTH = ", ".join(f"{_TURNED.format(x)} * sin.unsqueeze(axis)" for x in ("q", "k"))
 _FORMULAS: dict[str, Callable[[Function, Formula], Function | None]] = {
@@ -297,6 +304,12 @@ _FORMULAS: dict[str, Callable[[Function, Formula], Function | None]] = {
     **{
         written("lambda self, x: " + text.format(y=f"x.to(float32) * {_ROOT.format(eps)}")): _normalizing(eps, *how)
         for text, how in _NORMS.items()
-        for eps in ("eps", "variance_epsilon")
+        for eps in _EPS
+    },
+    **{
+        " | ".join(written("lambda self, x: " + text.format(y=_ROOT.format(eps))) for text in _OF_T5): _normalizing(
+            eps, 0.0, "llama"
+        )
+        for eps in _EPS
     },
 }
