@@ -48,6 +48,13 @@ BOTH = dict(
     d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
     encoder_ffn_dim=96, decoder_ffn_dim=96, vocab_size=100, max_position_embeddings=64, dropout=0.0,
 )  # fmt: skip
+OF_T5 = dict(
+    d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, vocab_size=100, dropout_rate=0.0, decoder_start_token_id=0
+)  # fmt: skip
+EXPERTS = dict(
+    moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1,
+    first_k_dense_replace=1,
+)  # fmt: skip
 BLOCKS = dict(block_out_channels=(32, 64), norm_num_groups=8, layers_per_block=1)
 JOINT = dict(
     attention_head_dim=16, num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32, patch_size=1
@@ -94,10 +101,7 @@ MODELS = {
     "T5": Model(
         "T5ForConditionalGeneration",
         "T5Config",
-        dict(
-            d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, vocab_size=100, dropout_rate=0.0,
-            feed_forward_proj="gated-gelu", decoder_start_token_id=0,
-        ),
+        dict(feed_forward_proj="gated-gelu", **OF_T5),
         dict(input_ids=TEXT, labels=tokens(2, 9)),
     ),
     "Whisper": Model(
@@ -213,10 +217,7 @@ MODELS = {
     "mT5": Model(
         "MT5ForConditionalGeneration",
         "MT5Config",
-        dict(
-            d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, vocab_size=100, dropout_rate=0.0,
-            decoder_start_token_id=0,
-        ),
+        OF_T5,
         TRANSLATED,
     ),
     "DeiT": Model("DeiTForImageClassification", "DeiTConfig", dict(**KINDS, **IMAGES), KIND_OF_IMAGE),
@@ -302,6 +303,103 @@ MODELS = {
     "ConvNeXt 2": Model(
         "ConvNextV2ForImageClassification", "ConvNextV2Config", dict(num_labels=5, hidden_sizes=[16, 32, 48,
         64], depths=[1, 1, 1, 1], image_size=32), KIND_OF_IMAGE
+    ),
+    "LongT5": Model("LongT5ForConditionalGeneration", "LongT5Config", dict(**OF_T5, local_radius=7), TRANSLATED),
+    "Switch Transformers": Model(
+        "SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig", dict(**OF_T5, num_experts=4,
+        num_decoder_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, router_jitter_noise=0.0),
+        TRANSLATED
+    ),
+    "DiffLlama": Model("DiffLlamaForCausalLM", "DiffLlamaConfig", DECODER, NEXT),
+    "Arcee": Model("ArceeForCausalLM", "ArceeConfig", DECODER, NEXT),
+    "Seed-OSS": Model(
+        "SeedOssForCausalLM", "SeedOssConfig", dict(head_dim=16, attention_dropout=0.0, residual_dropout=0.0,
+        **DECODER), NEXT
+    ),
+    "Exaone 4": Model(
+        "Exaone4ForCausalLM", "Exaone4Config", dict(sliding_window=8, sliding_window_pattern=2, **DECODER), NEXT
+    ),
+    "ERNIE 4.5": Model("Ernie4_5ForCausalLM", "Ernie4_5Config", dict(head_dim=16, **DECODER), NEXT),
+    "ERNIE 4.5 with experts": Model(
+        "Ernie4_5_MoeForCausalLM", "Ernie4_5_MoeConfig", dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=32,
+        moe_layer_start_index=1, **DECODER), NEXT
+    ),
+    "HunYuan": Model("HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", dict(head_dim=16, **DECODER), NEXT),
+    "OLMo 3": Model("Olmo3ForCausalLM", "Olmo3Config", dict(sliding_window=8, **DECODER), NEXT),
+    "Ministral": Model("MinistralForCausalLM", "MinistralConfig", dict(head_dim=16, sliding_window=8, **DECODER), NEXT),
+    "VaultGemma": Model(
+        "VaultGemmaForCausalLM", "VaultGemmaConfig", dict(head_dim=16, query_pre_attn_scalar=16, sliding_window=8,
+        **DECODER), NEXT
+    ),
+    "Gemma 3": Model(
+        "Gemma3ForCausalLM", "Gemma3TextConfig", dict(head_dim=16, query_pre_attn_scalar=16, sliding_window=8,
+        **DECODER), NEXT
+    ),
+    "Phi 3.5 with experts": Model(
+        "PhimoeForCausalLM", "PhimoeConfig", dict(num_local_experts=4, router_jitter_noise=0.0,
+        input_jitter_noise=0.0, sliding_window=None, **DECODER), NEXT
+    ),
+    "Dots 1": Model("Dots1ForCausalLM", "Dots1Config", dict(head_dim=16, **EXPERTS, **DECODER), NEXT),
+    "GLM 4.5": Model("Glm4MoeForCausalLM", "Glm4MoeConfig", dict(head_dim=16, **EXPERTS, **DECODER), NEXT),
+    "XGLM": Model(
+        "XGLMForCausalLM", "XGLMConfig", dict(vocab_size=100, max_position_embeddings=64, d_model=64, ffn_dim=96,
+        num_layers=2, attention_heads=4, dropout=0.0, attention_dropout=0.0), NEXT
+    ),
+    "LayoutLM": Model("LayoutLMForSequenceClassification", "LayoutLMConfig", OF_TEXT, KIND_OF_TEXT),
+    "SqueezeBERT": Model(
+        "SqueezeBertForSequenceClassification", "SqueezeBertConfig", dict(embedding_size=64, q_groups=1, k_groups=1,
+        v_groups=1, post_attention_groups=1, intermediate_groups=1, output_groups=1, **OF_TEXT), KIND_OF_TEXT
+    ),
+    "RemBERT": Model(
+        "RemBertForSequenceClassification", "RemBertConfig", dict(input_embedding_size=32, output_embedding_size=32,
+        classifier_dropout_prob=0.0, **OF_TEXT), KIND_OF_TEXT
+    ),
+    "Nyströmformer": Model(
+        "NystromformerForSequenceClassification", "NystromformerConfig", dict(num_landmarks=8,
+        segment_means_seq_len=16, **OF_TEXT), KIND_OF_TEXT
+    ),
+    "ConvBERT": Model(
+        "ConvBertForSequenceClassification", "ConvBertConfig", dict(embedding_size=64, head_ratio=2, **OF_TEXT),
+        KIND_OF_TEXT
+    ),
+    "ERNIE": Model("ErnieForSequenceClassification", "ErnieConfig", OF_TEXT, KIND_OF_TEXT),
+    "Data2VecText": Model("Data2VecTextForSequenceClassification", "Data2VecTextConfig", OF_TEXT, KIND_OF_TEXT),
+    "RoBERTa with norms first": Model(
+        "RobertaPreLayerNormForSequenceClassification", "RobertaPreLayerNormConfig", OF_TEXT, KIND_OF_TEXT
+    ),
+    "RoCBert": Model(
+        "RoCBertForSequenceClassification", "RoCBertConfig", dict(enable_pronunciation=False, enable_shape=False,
+        **OF_TEXT), KIND_OF_TEXT
+    ),
+    "XLNet": Model(
+        "XLNetForSequenceClassification", "XLNetConfig", dict(vocab_size=100, d_model=64, n_layer=2, n_head=4,
+        d_inner=96, dropout=0.0, summary_last_dropout=0.0, num_labels=5), KIND_OF_TEXT
+    ),
+    "Small Blenderbot": Model("BlenderbotSmallForConditionalGeneration", "BlenderbotSmallConfig", BOTH, TRANSLATED),
+    "PLBart": Model("PLBartForConditionalGeneration", "PLBartConfig", dict(attention_dropout=0.0, **BOTH), TRANSLATED),
+    "M2M100": Model(
+        "M2M100ForConditionalGeneration", "M2M100Config", dict(attention_dropout=0.0, encoder_layerdrop=0.0,
+        decoder_layerdrop=0.0, **BOTH), TRANSLATED
+    ),
+    "ViT-MSN": Model("ViTMSNForImageClassification", "ViTMSNConfig", dict(**KINDS, **IMAGES), KIND_OF_IMAGE),
+    "PoolFormer": Model(
+        "PoolFormerForImageClassification", "PoolFormerConfig", dict(num_labels=5, hidden_sizes=[16, 32, 48, 64],
+        depths=[1, 1, 1, 1], drop_path_rate=0.0), KIND_OF_IMAGE
+    ),
+    "ImageGPT": Model(
+        "ImageGPTForImageClassification", "ImageGPTConfig", dict(vocab_size=100, n_positions=64, n_embd=64, n_layer=2,
+        n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, num_labels=5), dict(input_ids=TEXT,
+        labels=np.array([1, 4], np.int32))
+    ),
+    "I-JEPA": Model("IJepaForImageClassification", "IJepaConfig", dict(**KINDS, **IMAGES), KIND_OF_IMAGE),
+    "PVT 2": Model(
+        "PvtV2ForImageClassification", "PvtV2Config", dict(num_labels=5, image_size=32, depths=[1, 1, 1, 1],
+        hidden_sizes=[16, 32, 48, 64], num_attention_heads=[1, 2, 3, 4], drop_path_rate=0.0), KIND_OF_IMAGE
+    ),
+    "FocalNet": Model(
+        "FocalNetForImageClassification", "FocalNetConfig", dict(num_labels=5, image_size=32, patch_size=4,
+        embed_dim=16, depths=[1, 1], hidden_sizes=[16, 32], focal_levels=[1, 1], focal_windows=[3, 3],
+        drop_path_rate=0.0), KIND_OF_IMAGE
     ),
     "U-Net without text": Model(
         "UNet2DModel", "", dict(down_block_types=("DownBlock2D", "AttnDownBlock2D"),
