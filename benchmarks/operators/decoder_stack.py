@@ -1,6 +1,6 @@
 """Benchmarks all layers of a decoder, with the sizes of SmolLM2-135M and of Llama-3.2-1B, and four layers with those of
-Llama-3.1-8B. A size is (layers, texts, new tokens of each, width, heads, heads of keys, features of a head, hidden, rows
-of the cache), and perhaps one of FORMS."""
+Llama-3.1-8B. A size is (layers, texts, new tokens of each, width, heads, heads of keys, features of a head, hidden,
+rows of the cache), and perhaps one of FORMS."""
 
 import numpy as np
 from mindspore import Tensor, nn, ops
