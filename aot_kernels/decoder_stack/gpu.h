@@ -262,10 +262,10 @@ struct WidenPacks {
     const auto packs = static_cast<Index>(codes.columns) / 8, row = i / packs;
     const int64_t place = codes.place(row, (i - row * packs) * 8);
     const float scale = codes.scale[place], zero = codes.zero[place];
-    const int bits = codes.bits;
-    const auto bytes = bits == 4 ? widened(load<4>(codes.data + int64_t{i} * 4)) : load<8>(codes.data + int64_t{i} * 8);
+    const auto each =
+        codes.bits == 4 ? widened(load<4>(codes.data + int64_t{i} * 4)) : load<8>(codes.data + int64_t{i} * 8);
     float numbers[8];
-    for (int j = 0; j < 8; ++j) numbers[j] = (codes.number(bytes.values[j]) - zero) * scale;
+    for (int j = 0; j < 8; ++j) numbers[j] = (codes.number(each.values[j]) - zero) * scale;
     store(to + int64_t{i} * 8, rounded_pack<Half>(numbers));
   }
 

@@ -59,8 +59,9 @@ def decoder_stack(
     or float64 beside float64. There is no gradient.
 
     On a GPU of sm_80 or later, one kernel computes all layers for up to 16 tokens in float16 or float32, if C, F and D
-    are whole packs of 16 bytes and D is at most 128. With codes, it takes float16, if C, heads D, F and `group` are
-    multiples of 32. Otherwise cuBLAS multiplies, if MindSpore or PyTorch loaded it.
+    are whole packs of 16 bytes and D is at most 128. With codes, up to 16 tokens of float16 take the kernels of
+    :func:`msops.weight_quant_matmul`, if C, heads D, F and `group` are multiples of 32, and more tokens take a layer's
+    codes widened. Otherwise cuBLAS multiplies, if MindSpore or PyTorch loaded it.
 
     Args:
         x (Tensor): Shape (B, T, C); float16, float32 or float64. The dtype of all that names no other.
