@@ -128,14 +128,15 @@ def above_empty(case):
     return figures
 
 
-def without(term, **equal):
-    """Divides the time of the case without a term by that of the case with it."""
+def without(term, case=None, **equal):
+    """Divides the time of the case without a term by that of the case with it; of all cases, or of one."""
 
     def figures(rows):
         times = {report.what(row): row["us"] for row in pick(rows)}
         for row in pick(rows, case=ends(f" {term}"), **equal):
-            neighbour = report.what(dict(row, case=row["case"].removesuffix(f" {term}")))
-            if neighbour in times:
+            alone = row["case"].removesuffix(term).rstrip(", ")
+            neighbour = report.what(dict(row, case=alone))
+            if neighbour in times and case in (None, alone):
                 yield times[neighbour] / row["us"], name(row)
 
     return figures

@@ -18,6 +18,13 @@ struct Numbers {
   Numbers() = default;
   explicit Numbers(const Tensor& tensor)
       : data(tensor.data), are_float(tensor.dtype && std::strcmp(tensor.dtype, dtype_name<float>()) == 0) {}
+  // Returns those from number `first` on.
+  Numbers from(int64_t first) const {
+    Numbers rest = *this;
+    if (data)
+      rest.data = static_cast<char*>(data) + first * static_cast<int64_t>(are_float ? sizeof(float) : sizeof(T));
+    return rest;
+  }
   MSOPS_BOTH C operator[](int64_t i) const {
     return are_float ? C(static_cast<const float*>(data)[i]) : C(static_cast<const T*>(data)[i]);
   }

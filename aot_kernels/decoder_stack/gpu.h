@@ -37,10 +37,9 @@ using flash_attention::least;
 using flash_attention::most;
 using flash_attention::parts_of;
 using product::product_kernel;
+using weight_quant_matmul::kMostFew;  // tokens, up to which products read codes where they are
 
 constexpr int64_t kTileLength = 64;  // new tokens of a text, from which on tiles of queries attend
-
-constexpr int64_t kMostDirect = 16;  // tokens, up to which products read codes where they are
 
 // Space is the scratch of a call.
 template <typename T>
@@ -55,7 +54,7 @@ struct Space {
 
   static bool uses_tensor_cores(const Stack<T>& s) { return std::is_same<T, Half>::value && s.head_size <= 128; }
   static bool uses_tiles(const Stack<T>& s) { return uses_tensor_cores(s) && s.length >= kTileLength; }
-  static bool widens(const Stack<T>& s) { return s.has_codes && s.tokens() > kMostDirect; }
+  static bool widens(const Stack<T>& s) { return s.has_codes && s.tokens() > kMostFew; }
   static bool uses_splits(const Stack<T>& s) { return uses_tensor_cores(s) && s.length < kTileLength && s.has_cache; }
 
   // Lays the scratch out from `data` on, which may be null. Returns how many numbers of Compute<T> it takes.
@@ -243,11 +242,8 @@ template <typename T>
 struct CodesProduct : product::Product<T> {
   struct Rows {
     Codes<T> codes;
-    int64_t first;
 
-    MSOPS_BOTH Compute<T> at(int64_t row, int64_t column, int64_t, int64_t) const {
-      return codes.value(first + row, column);
-    }
+    MSOPS_BOTH Compute<T> at(int64_t row, int64_t column, int64_t, int64_t) const { return codes.value(row, column); }
   };
   Rows weights;
 };
@@ -280,13 +276,12 @@ struct WidenPacks {
 template <typename T>
 struct WidenCodes {
   Codes<T> codes;
-  int64_t first;
   T* to;
 
   template <typename Index>
   MSOPS_BOTH void operator()(Index i) const {
     const auto columns = static_cast<Index>(codes.columns), row = i / columns;
-    assign(to[i], codes.value(first + row, i - row * columns));
+    assign(to[i], codes.value(row, i - row * columns));
   }
 };
 
@@ -369,7 +364,7 @@ class Forward {
             p.n, p.deep, p.m, numbers, rows_of(weights), true, OptionalNumbers<T>({}), adds ? space_.a : to};
         if (weight_quant_matmul::multiply_few(call_, few)) return void(has_sum_ = adds);
       }
-      const CodesProduct<T> direct{p, {*weights.codes, weights.first}};
+      const CodesProduct<T> direct{p, {rows_of(weights)}};
       return launch(call_, product_kernel<T, CodesProduct<T>>, product::plain_tiles(p.n, p.m), product::kPlainThreads,
                     0, direct);
     }
@@ -381,18 +376,18 @@ class Forward {
     Codes<T> codes = *weights.codes;
     codes.rows = weights.rows, codes.data += weights.first * codes.pitch();
     const int64_t numbers = weights.first * codes.groups;
-    codes.scale = Stack<T>::from(codes.scale, numbers), codes.zero = codes.zero.from(numbers);
+    codes.scale = codes.scale.from(numbers), codes.zero = codes.zero.from(numbers);
     return codes;
   }
 
   void widen(const Weights<T>& weights) {
     const int64_t n = weights.rows * weights.columns;
+    const Codes<T> codes = rows_of(weights);
     if constexpr (std::is_same<T, Half>::value) {
-      const Codes<Half> codes = rows_of(weights);
       if (codes.columns % 8 == 0 && (codes.groups == 1 || codes.group % 8 == 0) && codes.have_rows_at(codes.bits))
         return on_gpu(call_, n / 8, n, WidenPacks{codes, space_.weights});
     }
-    on_gpu(call_, n, n, WidenCodes<T>{*weights.codes, weights.first, space_.weights});
+    on_gpu(call_, n, n, WidenCodes<T>{codes, space_.weights});
   }
 
   void attend(const Layer<T>& layer) {

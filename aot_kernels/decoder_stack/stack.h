@@ -91,10 +91,10 @@ struct Stack {
     const int64_t of_cache = rows * of_kv_heads(), of_new = tokens() * of_kv_heads();
     const auto at = [](const T* data, int64_t offset) { return data ? data + offset : nullptr; };
     return {i,
-            from(norm1, i * width),
-            from(norm2, i * width),
-            from(q_norm, i * head_size),
-            from(k_norm, i * head_size),
+            norm1.from(i * width),
+            norm2.from(i * width),
+            q_norm.from(i * head_size),
+            k_norm.from(i * head_size),
             at(qkv, i * qkv_rows() * width),
             at(qkv_bias, i * qkv_rows()),
             at(out, i * width * of_heads()),
@@ -112,12 +112,6 @@ struct Stack {
   Weights<T> weights(const Layer<T>& layer, Step step) const {
     const T* const numbers[] = {layer.qkv, layer.out, layer.gate_up, layer.down};
     return {rows(step), columns(step), numbers[step], has_codes ? &codes[step] : nullptr, layer.index * rows(step)};
-  }
-
-  // Returns the numbers from element `offset` on.
-  static Numbers<T> from(Numbers<T> numbers, int64_t offset) {
-    if (numbers.data) numbers.data = static_cast<char*>(numbers.data) + offset * (numbers.are_float ? 4 : sizeof(T));
-    return numbers;
   }
 };
 

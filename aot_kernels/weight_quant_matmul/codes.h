@@ -21,8 +21,8 @@ struct ZeroPoints {
   // Returns those from number `first` on.
   ZeroPoints from(int64_t first) const {
     ZeroPoints rest = *this;
-    const int64_t size = kind != kFloating ? 1 : numbers.are_float ? 4 : static_cast<int64_t>(sizeof(T));
-    if (kind != kNone) rest.numbers.data = static_cast<char*>(numbers.data) + first * size;
+    if (kind == kFloating) rest.numbers = numbers.from(first);
+    if (kind == kUnsigned || kind == kSigned) rest.numbers.data = static_cast<uint8_t*>(numbers.data) + first;
     return rest;
   }
   MSOPS_BOTH C operator[](int64_t i) const {

@@ -10,7 +10,7 @@ from numpy_decoder_stack import MATRICES, case, names_of, random_codes
 from test_decoder_stack import TestDecoderStack
 
 from ..benchmark import Benchmark, Sizes, by
-from ..figures import Target, pick, share
+from ..figures import Target, share, without
 
 FORMS = {  # of matrices and of caches
     "4 bits": dict(bits=4, group=128, zeros="uint8"),
@@ -24,19 +24,7 @@ def of(layers, texts, new, model, room, *form):
     return (layers, texts, new, *model, room, *form)
 
 
-TEXTS_OF_8B = {texts: [of(4, texts, 1, LLAMA_8B, room, *form) for form in ((), ("4 bits",))]
-               for texts, room in ((1, 2048), (64, 512))}  # fmt: skip
-
-
-def times_faster_by_bits(texts):
-    """Tells how much faster the layers of Llama-3.1-8B are by codes of 4 bits than by float16."""
-    cases = [", ".join((by(size[:9]), *size[9:])) for size in TEXTS_OF_8B[texts]]
-
-    def figures(rows):
-        whole, coded = ([row["us"] for row in pick(rows, case=case, dtype="float16")] for case in cases)
-        yield from ((a / b, cases[1]) for a, b in zip(whole, coded))
-
-    return figures
+OF_8B = {"one text": of(4, 1, 1, LLAMA_8B, 2048), "64 texts": of(4, 64, 1, LLAMA_8B, 512)}
 
 
 class ByLayers(nn.Cell):
@@ -96,8 +84,8 @@ class DecoderStack(Benchmark):
         "GPU": [
             Sizes(
                 named=(of(30, 1, 1, SMOLLM2, 2048), of(16, 1, 1, LLAMA, 2048), of(30, 64, 1, SMOLLM2, 512),
-                       of(30, 1, 2048, SMOLLM2, 0), of(16, 1, 1, LLAMA, 2048, "4 bits"), *TEXTS_OF_8B[1],
-                       *TEXTS_OF_8B[64]),
+                       of(30, 1, 2048, SMOLLM2, 0), of(16, 1, 1, LLAMA, 2048, "4 bits"), *OF_8B.values(),
+                       *((*size, "4 bits") for size in OF_8B.values())),
                 sweep=(of(30, 8, 1, SMOLLM2, 512), of(16, 1, 1, LLAMA, 2048, "8 bits"),
                        of(16, 1, 1, LLAMA, 2048, "blocks"), of(30, 64, 1, SMOLLM2, 512, "blocks"),
                        of(30, 64, 1, SMOLLM2, 512, "4 bits")),
@@ -118,12 +106,12 @@ class DecoderStack(Benchmark):
             ),
             *(
                 Target(
-                    f"sizes of Llama-3.1-8B in 4 bits, {texts} texts",
+                    f"sizes of Llama-3.1-8B in 4 bits, {texts}",
                     f"{least} times as fast as float16",
                     least,
-                    times_faster_by_bits(texts),
+                    without("4 bits", by(OF_8B[texts]), dtype="float16"),
                 )
-                for texts, least in ((1, 2.8), (64, 1.2))
+                for texts, least in (("one text", 2.8), ("64 texts", 1.2))
             ),
         ]
     }

@@ -252,15 +252,15 @@ def path_of(node: ast.expr) -> list[str]:
 def _plain(call: ast.Call) -> ast.expr:
     """Returns one form of calls that are written in several."""
     function, arguments = call.func, call.args
+    keywords = [ast.keyword(_NAMES.get(each.arg or "", each.arg), each.value) for each in call.keywords]
     if isinstance(function, ast.Name) and function.id in _ORDERS:
-        named = {_NAMES.get(each.arg or "", each.arg): each.value for each in call.keywords}
+        named = {each.arg: each.value for each in keywords}
         named.update(zip(_ORDERS[function.id], arguments[1:]))
         return ast.Call(function, arguments[:1], [ast.keyword(name, named[name]) for name in sorted(named, key=str)])
     if isinstance(function, ast.Name) and function.id in ("transpose", "broadcast_to") and not call.keywords:
         function, arguments = ast.Attribute(arguments[0], function.id), arguments[1:]
     if isinstance(function, ast.Attribute) and function.attr == "mean":
-        named_so = [ast.keyword(_NAMES.get(each.arg or "", each.arg), each.value) for each in call.keywords]
-        return ast.Call(function, arguments, named_so)
+        return ast.Call(function, arguments, keywords)
     if not isinstance(function, ast.Attribute) or call.keywords:
         return call
     x, name = function.value, function.attr

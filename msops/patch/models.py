@@ -190,7 +190,7 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
         return activating(own, owner) if owner.__name__.endswith("Activation") else gating(own, owner)
     formula = Formula(own, owner)
     make = _FORMULAS.get(formula.text)
-    if make is None and name == _CONSTRUCT:
+    if not formula.text and name == _CONSTRUCT:
         branches = [Formula(own, owner, {_IS_HALF: is_half}) for is_half in (True, False)]
         make = _FORMULAS.get(" | ".join(each.text for each in branches))
         formula = branches[0] if make else formula
