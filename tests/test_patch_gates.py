@@ -230,6 +230,12 @@ def test_graph_mode(load, monkeypatch, name):
         net = made(module, name)
         want = by_the_library(net, x, own)
         mindspore.set_context(mode=mindspore.GRAPH_MODE)
+        net(x)  # the gradient of a function finds what this compiled
+
+        def total(x):
+            return net(x).sum()
+
+        assert mindspore.grad(total)(x).shape == x.shape
         got = results(net, x)
     for each, wanted in zip(got, want):
         np.testing.assert_allclose(each.asnumpy(), wanted.asnumpy(), 1e-5, 1e-5)

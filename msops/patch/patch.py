@@ -211,6 +211,8 @@ def _replace_methods() -> None:
         replacement = None if owner is None else make(getattr(owner, name, None))
         if replacement is not None:
             _methods.append((owner, name, vars(owner).get(name)))
+            if name == "construct":
+                replacement.__name__ = name  # as in models.py
             setattr(owner, name, replacement)
     if hasattr(mindspore, "default_generator"):
         share_seed(mindspore.default_generator)
