@@ -13,39 +13,23 @@
 #include "common/sum.h"
 #include "shared/product/cpu.h"
 #include "shared/product/gpu.h"
+#include "shared/product/linear.h"
 
 using namespace msops;
 using namespace msops::product;
 
 namespace {
 
-struct Inputs {
-  Tensor x, weight, bias;
-  int64_t tokens = 1, deep, outputs;
-
-  explicit Inputs(Call& call) {
-    x = call.tensor("x"), weight = call.tensor("weight", 2), bias = call.optional("bias", 1);
-    call.require(x.rank > 0, kBadRank, "x has no axes");
-    if (!call.ok()) return;
-    deep = x.dim(-1), outputs = weight.dim(0);
-    for (int i = 0; i + 1 < x.rank; ++i) tokens = size_of({tokens, x.dim(i)});
-    call.require_shape(weight, {outputs, deep});
-    if (bias.dtype) call.require_shape(bias, {outputs});
-    call.require(0 < outputs && outputs <= INT32_MAX, kBadShape, "weight has %lld rows, expected 1 to 2^31 - 1",
-                 static_cast<long long>(outputs));
-  }
-};
-
 // Rows of y are cut into parts where a GPU has some long ones.
 constexpr int64_t kPart = 2048, kMostCut = 256;
 
-int64_t parts_of(const Inputs& in) { return in.outputs / kPart + (in.outputs % kPart > 0); }
-bool is_cut(const Inputs& in) { return in.tokens <= kMostCut && in.outputs > 2 * kPart; }
+int64_t parts_of(const LinearInputs& in) { return in.outputs / kPart + (in.outputs % kPart > 0); }
+bool is_cut(const LinearInputs& in) { return in.tokens <= kMostCut && in.outputs > 2 * kPart; }
 
 // Returns how many numbers the panels of tokens have, which the CPU multiplies, or the best numbers of parts and their
 // columns.
 template <typename C>
-int64_t scratch_numbers(const Inputs& in) {
+int64_t scratch_numbers(const LinearInputs& in) {
   return std::max(
       {INT64_C(1), size_of({Lanes<C>{in.tokens}.places(), in.deep}), is_cut(in) ? 2 * in.tokens * parts_of(in) : 0});
 }
@@ -98,7 +82,7 @@ struct Multiply {
 };
 
 template <typename T>
-void multiply_on_cpu(Call& call, const Inputs& in, Compute<T>* panels, T* y) {
+void multiply_on_cpu(Call& call, const LinearInputs& in, Compute<T>* panels, T* y) {
   using C = Compute<T>;
   const Lanes<C> lanes{in.tokens};
   const int64_t deep = in.deep;
@@ -139,7 +123,7 @@ __global__ void __launch_bounds__(32 * kWarps)
 }
 
 template <typename T>
-void multiply_on_gpu(Call& call, const Inputs& in, T* y) {
+void multiply_on_gpu(Call& call, const LinearInputs& in, T* y) {
   constexpr int N = kPackWidth<T>, kOfBlock = kWarps * kRowsOfWarp;
   const T *const x = in.x.as<const T>(), *const weight = in.weight.as<const T>();
   if (in.tokens > 1 || in.deep % N || !is_aligned<N>(x) || !is_aligned<N>(weight))
@@ -201,7 +185,7 @@ __global__ void __launch_bounds__(32)
 }
 
 template <typename T>
-void choose_by_parts(Call& call, const Inputs& in, T* y, Compute<T>* work, int32_t* index) {
+void choose_by_parts(Call& call, const LinearInputs& in, T* y, Compute<T>* work, int32_t* index) {
   const int64_t parts = parts_of(in);
   int32_t* const columns = reinterpret_cast<int32_t*>(work + in.tokens * parts);
   launch(call, part_kernel<T>, Grid(parts, in.tokens), 32 * kWarps, 0, in.outputs, in.bias.as<const T>(), y, work,
@@ -228,12 +212,10 @@ struct Choose {
 
 // (x, weight, bias?) -> (y, index, work): the last one is scratch.
 MSOPS_ENTRY(LinearArgmaxForward) {
-  const Inputs in(call);
+  const LinearInputs in(call, false);
   const Tensor y = call.tensor("y"), index = call.tensor_of("int32", "index"), work = call.scratch("work", 2);
   if (call.ok()) {
-    std::vector<int64_t> shape(in.x.shape, in.x.shape + in.x.rank);
-    shape.back() = in.outputs;
-    call.require_shape(y, shape);
+    in.require_outputs(call, y);
     call.require_shape_of_rows(index, in.x);
   }
   return call.run([&](auto type) {
@@ -256,7 +238,7 @@ MSOPS_ENTRY(LinearArgmaxForward) {
 }
 
 MSOPS_SCRATCH(LinearArgmaxForward) {
-  const Inputs in(call);
+  const LinearInputs in(call, false);
   int64_t numbers = 1;
   with_type<Half, float, double>(in.x, [&](auto type) {
     if (call.ok()) numbers = scratch_numbers<Compute<typename decltype(type)::type>>(in);

@@ -8,6 +8,7 @@ import pytest
 from mindspore import Tensor, mint, nn, ops
 
 import msops
+from msops.operators.linear import linear as own
 from msops.patch import transposes
 from msops.patch.mint import elementwise, linear, shape
 
@@ -118,6 +119,42 @@ def test_gradient_of_a_bias(mode, rows):
     np.testing.assert_allclose(y.asnumpy(), x @ weight.T + bias, 1e-3, 1e-4)
     np.testing.assert_allclose(dweight.asnumpy(), dy.T @ x, 1e-3, 1e-2)
     np.testing.assert_allclose(dbias.asnumpy(), dy.sum(0), 1e-4, 1e-4)
+
+
+class Layer(nn.Cell):
+    def __init__(self, of):
+        super().__init__()
+        self.linear = of(7, 9, weight_init="normal", bias_init="normal", dtype=mindspore.float16)
+
+    def construct(self, x):
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("of", [mint.nn.Linear, nn.Dense])
+def test_bias_that_a_product_adds(mode, of, frozen, monkeypatch):
+    """Layers of many halves are one operator, whose gradients are those of the layer."""
+    calls = []
+    monkeypatch.setattr(linear, "_MANY", 5 * 6 * 9)
+    if mode == "pynative":  # MindSpore compiles no lambda
+        monkeypatch.setattr(linear, "linear", lambda *inputs: calls.append(inputs) or own(*inputs))
+    rng = np.random.default_rng(1)
+    x, dy = np.float16(rng.standard_normal((5, 6, 7))), np.float16(rng.standard_normal((5, 6, 9)))
+    net = Layer(of)
+    weight, bias = (each.asnumpy().astype(np.float32) for each in net.trainable_params())
+    net.linear.weight.requires_grad = not frozen
+
+    def loss(x, dy):
+        return (net(x) * dy).sum()
+
+    _, (dx, rest) = mindspore.value_and_grad(loss, 0, net.trainable_params())(Tensor(x), Tensor(dy))
+    rows, drows = np.float32(x).reshape(-1, 7), np.float32(dy).reshape(-1, 9)
+    wants = [drows.T @ rows] * (not frozen) + [drows.sum(0)]
+    np.testing.assert_allclose(net(Tensor(x)).asnumpy(), np.float32(x) @ weight.T + bias, 2e-3, 2e-3)
+    np.testing.assert_allclose(dx.asnumpy().reshape(-1, 7), drows @ weight, 4e-3, 4e-3)
+    for each, want in zip(rest, wants, strict=True):
+        np.testing.assert_allclose(each.asnumpy(), want, 4e-3, 2e-2)
+    assert len(calls) == (mode == "pynative") * (1 if frozen else 2)
 
 
 def test_bias_of_channels(mode):

@@ -17,6 +17,7 @@ from msops.operators.gelu import gelu
 from msops.operators.swiglu import swiglu
 
 from .formula import Formula, Found, NoFormulaError, is_mindspores, written
+from .mint.linear import Dense
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,7 @@ _KINDS = {  # what an activation returns, and the name by which the functions be
 }
 _OF_ATTRIBUTE = "x0.act(x1)"  # the Cell calls a function that it holds
 _LINEAR = of_mint("Linear")
+_DENSE = getattr(ops, "Dense", None), Dense
 _OF_MINDSPORE = {getattr(nn, "SiLU", None), of_mint("SiLU")}
 _HOOKS = "_forward_pre_hook", "_forward_hook", "_backward_pre_hook", "_backward_hook"
 _HALVES = "x0.proj(x1).chunk(2, dim=-1)"
@@ -106,7 +108,7 @@ def layers_of(cell: Any, of: nn.Cell) -> tuple[nn.Cell, ...] | None:
 
 def _is_linear(layer: Any) -> bool:
     """Tells whether a Cell multiplies by its weight alone, as MindSpore wrote it."""
-    if type(layer) is not _LINEAR or layer.bias is not None or type(layer.dense) is not ops.Dense:
+    if type(layer) is not _LINEAR or layer.bias is not None or type(layer.dense) not in _DENSE:
         return False
     return bool(_LINEAR.construct.__module__ == _LINEAR.__module__)
 

@@ -110,6 +110,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **INFERENCE,
     "auto_generate.BatchMatMul": linear.BatchMatMul,
     "auto_generate.BiasAdd": linear.BiasAdd,
+    "auto_generate.Dense": linear.Dense,
     "operations.NPUAllocFloatStatus": overflow.NPUAllocFloatStatus,
     "operations.NPUClearFloatStatus": overflow.NPUClearFloatStatus,
     "operations.NPUGetFloatStatus": overflow.NPUGetFloatStatus,
@@ -435,6 +436,7 @@ MINT: dict[str, Callable[..., Any]] = {
 METHODS: dict[str, Callable[[Any], Any]] = {
     **slices.METHODS,
     **optimizers.METHODS,
+    "nn.Dense.construct": lambda _: linear.layer_of_cell if VERSION == (2, 10) else None,
     "nn.Dropout.construct": lambda _: older.dropout_of_cell if VERSION == (2, 10) else None,
     "ops._vmap.get_vmap_rule": vmap.get_vmap_rule,
     "common.generator.Generator._step": lambda _: generator.step,

@@ -6,10 +6,36 @@
 
 #include <map>
 #include <mutex>
+#include <string>
 
 #include "../dtype.h"
 
 namespace msops {
+
+// Returns a library of CUDA 11 to 13, such as "libcublas.so", that the process has, else one that it can load, or null.
+inline void* library_of_cuda(const char* name) {
+  void* library = nullptr;
+  for (int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW})
+    for (const char* version : {".13", ".12", ".11"})
+      if (!library) library = dlopen((std::string(name) + version).c_str(), flags);
+  return library;
+}
+
+// Sets a pointer to a function of a library. Returns whether the library has it.
+template <typename F>
+bool find_function(void* library, const char* name, F*& function) {
+  function = reinterpret_cast<F*>(dlsym(library, name));
+  return function != nullptr;
+}
+
+// The numbers of cudaDataType for double, float and half.
+template <typename T>
+constexpr int kCudaType = sizeof(T) == 8   ? 1
+                          : sizeof(T) == 4 ? 0
+                                           : 2;
+
+// The numbers of cublasComputeType_t.
+constexpr int kComputeFloat = 68, kComputeDouble = 70, kComputeTf32 = 77;
 
 // This class declares the few functions and constants of cuBLAS 11 to 13 that it needs, since nvcc can lack the
 // headers.
@@ -34,31 +60,21 @@ class Cublas {
   template <typename T, typename R>
   bool multiply(void* handle, bool transposed, int64_t m, int64_t n, int64_t k, const T* weights, const T* numbers,
                 R* sums, bool allow_tf32, bool adds = false, bool by_columns = false, Compute<T> scale = 1) const {
-    constexpr int kComputeFloat = 68, kComputeDouble = 70, kComputeTf32 = 77;  // cublasComputeType_t
     const Compute<T> factor = adds;
     const int compute = sizeof(T) == 8 ? kComputeDouble : sizeof(T) == 4 && allow_tf32 ? kComputeTf32 : kComputeFloat;
     // cuBLAS takes columns: what is a row here is a column there.
     return multiply_(handle, transposed, by_columns, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k),
-                     &scale, weights, kType<T>, static_cast<int>(transposed ? k : m), numbers, kType<T>,
-                     static_cast<int>(by_columns ? n : k), &factor, sums, kType<R>, static_cast<int>(m), compute,
+                     &scale, weights, kCudaType<T>, static_cast<int>(transposed ? k : m), numbers, kCudaType<T>,
+                     static_cast<int>(by_columns ? n : k), &factor, sums, kCudaType<R>, static_cast<int>(m), compute,
                      -1) == 0;
   }
 
  private:
-  template <typename T>
-  static constexpr int kType = sizeof(T) == 8   ? 1
-                               : sizeof(T) == 4 ? 0
-                                                : 2;  // cudaDataType of double, float and half
-
   Cublas() {
-    void* library = nullptr;
-    for (int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW})
-      for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so.11"})
-        if (!library) library = dlopen(name, flags);
-    if (!library) return;
-    create_ = reinterpret_cast<decltype(create_)>(dlsym(library, "cublasCreate_v2"));
-    set_stream_ = reinterpret_cast<decltype(set_stream_)>(dlsym(library, "cublasSetStream_v2"));
-    if (create_ && set_stream_) multiply_ = reinterpret_cast<decltype(multiply_)>(dlsym(library, "cublasGemmEx"));
+    void* const library = library_of_cuda("libcublas.so");
+    if (library && find_function(library, "cublasCreate_v2", create_) &&
+        find_function(library, "cublasSetStream_v2", set_stream_))
+      find_function(library, "cublasGemmEx", multiply_);
   }
 
   int (*create_)(void**) = nullptr;

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from msops.core.compiled import compiling, is_on_gpu, once
+from msops.core.compiled import compiling, is_on_gpu, once, records_gradients, wants_gradient
 from msops.core.inputs import has_zero
 from msops.operators.add import add
+from msops.operators.linear import linear
 from msops.patch.replacement import Choice
 
 from .creation import eye
@@ -20,9 +23,10 @@ _BatchMatMul, _BiasAdd = ops.BatchMatMul, ops.BiasAdd
 _own_cdist = ops.cdist
 _generated: Any = getattr(ops, "auto_generate", None)
 _own_matmul: Any = getattr(_generated, "matmul_ext", None)
-_dense: Any = getattr(_generated, "dense_op", None)
+_Dense: Any = getattr(ops, "Dense", None)
 _bmm = ops.BatchMatMul()
 MANY_ROWS = 1024
+_MANY = 2**20  # outputs
 
 
 class BatchMatMul(Choice):
@@ -52,6 +56,18 @@ class BiasAdd(Choice):
         return self.own(input_x, bias)
 
 
+class Dense(Choice):
+    """Multiplies, and adds a bias, by one kernel of cuBLASLt where MindSpore has two and there is much to add."""
+
+    def __init__(self) -> None:
+        self.own = _Dense()
+
+    def __call__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+        if bias is not None and is_on_gpu() and _adds_bias_at_once(input, weight, bias):
+            return linear(input, weight, bias)
+        return self.own(input, weight, bias)
+
+
 def with_terms(x: Tensor, axis: int) -> Tensor:
     """Returns a factor with one term, 0, along an axis that has none: MindSpore's kernels would leave the sum open."""
     if has_zero(x.shape[axis]):
@@ -72,8 +88,45 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:  # noqa: A002
     return _bmm(with_terms(input, -1), with_terms(mat2, -2))
 
 
+_layer: Any = Dense() if _Dense else None
+
+
 def dense(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
-    return _dense(with_terms(input, -1), with_terms(weight, -1), bias)
+    return _layer(with_terms(input, -1), with_terms(weight, -1), bias)
+
+
+def layer_of_cell(self: Any, x: Tensor) -> Tensor:
+    """Replaces the construct of nn.Dense: one kernel adds its bias where Dense says."""
+    shape = x.shape
+    if self.has_bias and is_on_gpu() and _adds_bias_at_once(x, self.weight, self.bias):
+        y = linear(x, self.weight, self.bias)
+    else:
+        y = self.matmul(x if len(shape) == 2 else self.reshape(x, (-1, shape[-1])), self.weight)
+        if self.has_bias:
+            y = self.bias_add(y, self.bias)
+        if len(shape) != 2:
+            y = self.reshape(y, (*shape[:-1], y.shape[-1]))
+    if self.activation_flag:
+        y = self.activation(y)
+    return y
+
+
+def _adds_bias_at_once(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Tells whether cuBLASLt shall add the bias of a layer. Where no gradient of the weight is asked for, as beside
+    LoRA's adapters, MindSpore's operators compute less."""
+    if not _has_many_halves(x.shape, x.dtype, weight.shape, weight.dtype, bias.shape, bias.dtype):
+        return False
+    return wants_gradient(weight) or not records_gradients()
+
+
+@once
+def _has_many_halves(x: Any, x_dtype: Any, weight: Any, weight_dtype: Any, bias: Any, bias_dtype: Any) -> bool:
+    """Tells whether there are so many outputs of float16 that a pass over them takes a while."""
+    if any(shape is None or None in shape for shape in (x, weight, bias)) or len(x) < 2 or len(weight) != 2:
+        return False
+    fits = x[-1] == weight[1] > 0 and bias == weight[:1]
+    is_half = x_dtype == weight_dtype == bias_dtype == mindspore.float16
+    return fits and is_half and math.prod(x[:-1]) * weight[0] >= _MANY
 
 
 def mv(input: Tensor, vec: Tensor) -> Tensor:  # noqa: A002
