@@ -7,6 +7,8 @@
 //   products without cuBLAS                         product_kernel                       any GPU, any dtype
 //   products of up to 16 tokens with codes          weight_quant_matmul/few.h, or        streams codes
 //                                                     product_kernel where it refuses
+//   products of 17 to 64 tokens with codes whose    weight_quant_matmul/wgmma.h          widens codes where they are
+//     scales are float16, sm_90a                                                           multiplied
 //   products of more tokens with codes              WidenPacks or WidenCodes before      codes of a layer are widened
 //                                                     those of numbers                     once
 //   attention, float16, 64 or more new tokens       flash_attention/mma_forward.h,       tensor cores
@@ -15,11 +17,13 @@
 //     cache, heads up to 128, sm_80 or later                                               where it is
 //   the same with a cache in blocks                 paged_attention/mma.h                the same
 //   other attention                                 attention_kernel                     any GPU, any dtype
-//   what is between                                 norm_kernel, turn_kernel, Gate       one for each step
+//   what is between                                 norm_kernel, turn_kernel,            one for each step; these begin
+//                                                     gate_kernel                          before the one before ends
 #pragma once
 
 #ifdef __CUDACC__
 
+#include "../common/gpu/griddepcontrol.h"
 #include "../common/parallel.h"
 #include "../common/scratch.h"
 #include "../common/sum.h"
@@ -27,6 +31,7 @@
 #include "../flash_attention/wgmma.h"
 #include "../shared/product/gpu.h"
 #include "../weight_quant_matmul/few.h"
+#include "../weight_quant_matmul/wgmma.h"
 #include "block_attention.h"
 #include "few_plan.h"
 #include "tiles.h"
@@ -89,27 +94,82 @@ struct Space {
   }
 };
 
-// Norms rows of `width` numbers, to which it first adds `added`, unless that is null; a block takes a row. `to` may be
-// `added`.
-template <typename T>
-__global__ void __launch_bounds__(256)
-    norm_kernel(T* rows, int64_t width, Numbers<T> factors, Compute<T> eps, const T* added, T* to) {
-  using C = Compute<T>;
-  __shared__ C sums[8];
-  const int64_t first = blockIdx.x * width;
-  C sum = 0;
-  for (int64_t i = threadIdx.x; i < width; i += 256) {
-    if (added) assign(rows[first + i], C(rows[first + i]) + C(added[first + i]));
-    sum += C(rows[first + i]) * C(rows[first + i]);
-  }
+constexpr int kNormThreads = 512;
+
+// Returns the sum of what the threads of a block of kNormThreads have.
+template <typename C>
+__device__ __forceinline__ C sum_of_block(C sum) {
+  __shared__ C sums[kNormThreads / 32];
   sum = team_sum<32>(sum);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();
   sum = 0;
   for (const C each : sums) sum += each;
-  const C reciprocal = 1 / std::sqrt(sum / C(width) + eps);
-  for (int64_t i = threadIdx.x; i < width; i += 256)
+  return sum;
+}
+
+// Norms rows of `width` numbers, to which it first adds `added`, unless that is null; a block takes a row. `to` may be
+// `added`.
+template <typename T>
+__global__ void __launch_bounds__(kNormThreads)
+    norm_kernel(T* rows, int64_t width, Numbers<T> factors, Compute<T> eps, const T* added, T* to) {
+  using C = Compute<T>;
+  const int64_t first = blockIdx.x * width;
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+  C sum = 0;
+  for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
+    if (added) assign(rows[first + i], C(rows[first + i]) + C(added[first + i]));
+    sum += C(rows[first + i]) * C(rows[first + i]);
+  }
+  const C reciprocal = 1 / std::sqrt(sum_of_block(sum) / C(width) + eps);
+  for (int64_t i = threadIdx.x; i < width; i += kNormThreads)
     assign(to[first + i], normed<T>(rows[first + i], reciprocal, factors[i]));
+}
+
+// Does so with rows of whole packs that registers hold: up to kKept packs a thread.
+template <typename T>
+struct PackedNorm {
+  static constexpr int N = kPackWidth<T>, kKept = 2;
+
+  static bool fits(int64_t width, const T* to) {
+    return width % N == 0 && width <= kNormThreads * kKept * N && is_aligned<N>(to);
+  }
+};
+template <typename T>
+__global__ void __launch_bounds__(kNormThreads)
+    packed_norm_kernel(T* rows, int64_t width, Numbers<T> factors, Compute<T> eps, const T* added, T* to) {
+  using C = Compute<T>;
+  constexpr int N = PackedNorm<T>::N, kKept = PackedNorm<T>::kKept;
+  Pack<T, N> numbers[kKept], more[kKept];
+  C of_place[kKept][N], sum = 0;
+  const int64_t first = blockIdx.x * width;
+  const auto at = [&](int k) { return static_cast<int64_t>(k * kNormThreads + threadIdx.x) * N; };
+  griddepcontrol_launch_dependents();
+  unrolled<kKept, N>([&](int k, int j) {
+    if (at(k) < width) of_place[k][j] = factors[at(k) + j];
+  });
+  griddepcontrol_wait();
+  unrolled<kKept>([&](int k) {
+    if (at(k) >= width) return;
+    numbers[k] = load<N>(rows + first + at(k));
+    if (added) more[k] = load<N>(added + first + at(k));
+  });
+  unrolled<kKept>([&](int k) {
+    if (at(k) >= width) return;
+    if (added) {
+      for (int j = 0; j < N; ++j) numbers[k].values[j] = T(C(numbers[k].values[j]) + C(more[k].values[j]));
+      store(rows + first + at(k), numbers[k]);
+    }
+    for (int j = 0; j < N; ++j) sum += C(numbers[k].values[j]) * C(numbers[k].values[j]);
+  });
+  const C reciprocal = 1 / std::sqrt(sum_of_block(sum) / C(width) + eps);
+  unrolled<kKept>([&](int k) {
+    if (at(k) >= width) return;
+    for (int j = 0; j < N; ++j)
+      numbers[k].values[j] = T(normed<T>(C(numbers[k].values[j]), reciprocal, of_place[k][j]));
+    store(to + first + at(k), numbers[k]);
+  });
 }
 
 // Adds the bias to the rows of q, k and v, norms and rotates heads of q and k, and stores all. A warp takes a head of a
@@ -121,6 +181,8 @@ __global__ void __launch_bounds__(256)
   const int64_t heads = s.heads + 2 * s.kv_heads, item = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
   const int64_t t = item / heads, head = item % heads, size = s.head_size, of_kv = head - s.heads;
   const int lane = threadIdx.x % 32;
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   if (t >= s.tokens()) return;
   const T* const from = rows + item * size;
   const T* const bias = layer.qkv_bias ? layer.qkv_bias + head * size : nullptr;
@@ -297,19 +359,16 @@ struct Add {
   }
 };
 
-// Index i is a token's hidden feature.
+// A block takes 256 hidden features of a token.
 template <typename T>
-struct Gate {
-  const T* gates;
-  T* to;
-  int64_t hidden;
-
-  template <typename Index>
-  MSOPS_BOTH void operator()(Index i) const {
-    const T* const row = gates + i / hidden * 2 * hidden + i % hidden;
-    assign(to[i], gated<T>(row[0], row[hidden]));
-  }
-};
+__global__ void __launch_bounds__(256) gate_kernel(const T* gates, T* to, int64_t hidden) {
+  const int64_t of_token = parts_of(hidden, 256), token = blockIdx.x / of_token;
+  const int64_t i = blockIdx.x % of_token * 256 + threadIdx.x;
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+  const T* const row = gates + token * 2 * hidden + i;
+  if (i < hidden) assign(to[token * hidden + i], gated<T>(row[0], row[hidden]));
+}
 
 template <typename T>
 class Forward {
@@ -327,15 +386,16 @@ class Forward {
       on_gpu(call_, s.batch, s.batch, Lengths<T>{s, Space<T>::uses_tiles(s) ? s.length : 0, space_.lengths});
     for (int64_t i = 0; i < s.layers && call_.ok(); ++i) {
       const Layer<T> layer = s.layer(i);
-      norm(layer.norm1, space_.a);
+      norm(layer.norm1, space_.a, i > 0);
       multiply(s.weights(layer, kQkv), space_.a, space_.rows, false);
-      launch(call_, turn_kernel<T>, parts_of(tokens * (s.heads + 2 * s.kv_heads), 8), 256, 0, s, layer, space_.rows,
-             space_.q);
+      launch(call_, turn_kernel<T>, early(parts_of(tokens * (s.heads + 2 * s.kv_heads), 8)), 256, 0, s, layer,
+             space_.rows, space_.q);
       attend(layer);
       multiply(s.weights(layer, kOut), space_.o, space_.h, true);
       norm(layer.norm2, space_.a);
       multiply(s.weights(layer, kGates), space_.a, space_.gates, false);
-      on_gpu(call_, tokens * s.hidden, 2 * tokens * s.hidden, Gate<T>{space_.gates, space_.hidden, s.hidden});
+      launch(call_, gate_kernel<T>, early(tokens * parts_of(s.hidden, 256)), 256, 0, space_.gates, space_.hidden,
+             s.hidden);
       multiply(s.weights(layer, kDown), space_.hidden, space_.h, true);
     }
     if (s.norm.data) return norm(s.norm, s.y);
@@ -346,27 +406,40 @@ class Forward {
   }
 
  private:
-  void norm(const Numbers<T>& factors, T* to) {
-    launch(call_, norm_kernel<T>, s.tokens(), 256, 0, space_.h, s.width, factors, s.eps, has_sum_ ? space_.a : nullptr,
-           to);
+  // Kernels that wait for the one before them may begin early. All that wait in all their blocks, so that they also
+  // wait for what is before that one.
+  bool can_wait() const {
+    [[maybe_unused]] static FactOfGpu<> fact;
+    return fact.get([] { return int{is_compiled_for(90, norm_kernel<T>)}; }) != 0;
+  }
+  Grid early(int64_t blocks) const { return can_wait() ? Grid(blocks).programmatic() : Grid(blocks); }
+
+  void norm(const Numbers<T>& factors, T* to, bool is_after_kernel = true) {
+    const bool has_packs = PackedNorm<T>::fits(s.width, to);
+    const auto kernel = has_packs ? packed_norm_kernel<T> : norm_kernel<T>;
+    launch(call_, kernel, is_after_kernel ? early(s.tokens()) : Grid(s.tokens()), kNormThreads, 0, space_.h, s.width,
+           factors, s.eps, has_sum_ ? space_.a : nullptr, to);
     has_sum_ = false;
   }
 
   // to (tokens, rows) = numbers (tokens, columns) times weights (rows, columns), or is added to, perhaps later.
   void multiply(const Weights<T>& weights, const T* numbers, T* to, bool adds) {
     product::Product<T> p{s.tokens(), weights.rows, weights.columns, numbers, weights.numbers, to, adds};
-    if (weights.codes && Space<T>::widens(s)) {
+    if (weights.codes) {
+      if constexpr (std::is_same<T, Half>::value) {
+        const weight_quant_matmul::Products<Half> codes{
+            p.n, p.deep, p.m, numbers, rows_of(weights), true, OptionalNumbers<T>({}), adds ? space_.a : to};
+        if (weight_quant_matmul::multiply_few(call_, codes, can_wait()) ||
+            weight_quant_matmul::multiply_low_by_wgmma(call_, codes))
+          return void(has_sum_ = adds);
+      }
+      if (!Space<T>::widens(s)) {
+        const CodesProduct<T> direct{p, {rows_of(weights)}};
+        return launch(call_, product_kernel<T, CodesProduct<T>>, product::plain_tiles(p.n, p.m), product::kPlainThreads,
+                      0, direct);
+      }
       widen(weights);
       p.weights = space_.weights;
-    } else if (weights.codes) {
-      if constexpr (std::is_same<T, Half>::value) {
-        const weight_quant_matmul::Products<Half> few{
-            p.n, p.deep, p.m, numbers, rows_of(weights), true, OptionalNumbers<T>({}), adds ? space_.a : to};
-        if (weight_quant_matmul::multiply_few(call_, few)) return void(has_sum_ = adds);
-      }
-      const CodesProduct<T> direct{p, {rows_of(weights)}};
-      return launch(call_, product_kernel<T, CodesProduct<T>>, product::plain_tiles(p.n, p.m), product::kPlainThreads,
-                    0, direct);
     }
     product::multiply(call_, p);
   }

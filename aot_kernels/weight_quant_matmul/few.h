@@ -15,6 +15,7 @@
 
 #include "../common/gpu/cp_async.h"
 #include "../common/gpu/divisor.h"
+#include "../common/gpu/griddepcontrol.h"
 #include "../common/gpu/mma.h"
 #include "../common/launch.h"
 #include "../common/pack.h"
@@ -67,6 +68,7 @@ class FewWarp {
     int row = (scaled.output + 8 * (lane_ % 2) + row_) * groups();
     Scales ahead[2];
     load(ahead[0], scaled, row), load(ahead[1], scaled, row);
+    griddepcontrol_wait();  // for x
     unsigned turn = 0;
     for (int tile = 0; own.output < outputs(); ++tile) {
       const int output = own.output;
@@ -259,6 +261,7 @@ class FewWarp {
 template <typename S>
 __device__ __forceinline__ void multiply_few(const Products<Half>& p, const Divisor& groups) {
   extern __shared__ __align__(1024) unsigned char shared[];
+  griddepcontrol_launch_dependents();
   if constexpr (S::kFormat == Format::kTable) {
     uint32_t* const pairs = reinterpret_cast<uint32_t*>(shared);
     for (int i = threadIdx.x; i < 256; i += blockDim.x)
@@ -282,7 +285,7 @@ int blocks_of_few(const Gpu& gpu, int warps) {
 }
 
 template <Format kFormat, int kN, bool kIsCoarse>
-bool launch_few(Call& call, const Products<Half>& p) {
+bool launch_few(Call& call, const Products<Half>& p, bool is_programmatic) {
   using S = FewShape<kFormat, kN, kIsCoarse>;
   const int64_t chunks = (p.deep + S::kChunk - 1) / S::kChunk, tiles = (p.outputs + S::kRows - 1) / S::kRows;
   const int warps = static_cast<int>(std::min<int64_t>(chunks, S::kMostWarps));
@@ -291,32 +294,37 @@ bool launch_few(Call& call, const Products<Half>& p) {
   const int64_t blocks = std::min<int64_t>(blocks_of_few<S>(gpu, warps), tiles);
   constexpr int64_t kEndless = 1 << 30;  // sets, of a single group
   const Divisor groups(p.weights.groups == 1 ? kEndless : p.weights.group / (S::kShare * S::kPiece));
-  launch(call, few_kernel<S>, blocks, 32 * warps, S::bytes(warps), p, groups);
+  const Grid grid(blocks);
+  launch(call, few_kernel<S>, is_programmatic ? grid.programmatic() : grid, 32 * warps, S::bytes(warps), p, groups);
   return blocks > 0;
 }
 
 template <Format kFormat, bool kIsCoarse>
-bool launch_few(Call& call, const Products<Half>& p) {
-  return p.tokens <= 8 ? launch_few<kFormat, 1, kIsCoarse>(call, p) : launch_few<kFormat, 2, kIsCoarse>(call, p);
+bool launch_few(Call& call, const Products<Half>& p, bool is_programmatic) {
+  return p.tokens <= 8 ? launch_few<kFormat, 1, kIsCoarse>(call, p, is_programmatic)
+                       : launch_few<kFormat, 2, kIsCoarse>(call, p, is_programmatic);
 }
 
 constexpr int64_t kMostFew = 16;  // more tokens than this are for tiles
 
 // Returns false, and launches nothing, if there are many rows, or they are not whole packs, or the GPU lacks the
-// instructions.
-inline bool multiply_few(Call& call, const Products<Half>& p) {
+// instructions. A launch that is programmatic reads codes, scales and zero points before the launch before it has
+// ended.
+inline bool multiply_few(Call& call, const Products<Half>& p, bool is_programmatic = false) {
   const Codes<Half>& w = p.weights;
   if (p.tokens > kMostFew || !p.by_terms || w.groups_rows || p.deep == 0 || p.deep % 32 != 0 || !w.have_rows_at(16) ||
       !is_aligned<8>(p.x) || (w.groups > 1 && w.group % 32 != 0) || p.deep > INT32_MAX / 2 ||
       p.outputs * w.groups > INT32_MAX / 2)
     return false;
-  if (multiply_in_stream(call, p)) return true;
-  if (w.table) return w.bits == 4 && launch_few<Format::kTable, false>(call, p);
+  if (multiply_in_stream(call, p, is_programmatic)) return true;
+  if (w.table) return w.bits == 4 && launch_few<Format::kTable, false>(call, p, is_programmatic);
   const bool is_coarse =
       (w.groups == 1 || w.group % 128 == 0) && !w.scale.are_float && w.zero.kind != ZeroPoints<Half>::kFloating;
   if (w.bits == 4)
-    return is_coarse ? launch_few<Format::kFour, true>(call, p) : launch_few<Format::kFour, false>(call, p);
-  return is_coarse ? launch_few<Format::kEight, true>(call, p) : launch_few<Format::kEight, false>(call, p);
+    return is_coarse ? launch_few<Format::kFour, true>(call, p, is_programmatic)
+                     : launch_few<Format::kFour, false>(call, p, is_programmatic);
+  return is_coarse ? launch_few<Format::kEight, true>(call, p, is_programmatic)
+                   : launch_few<Format::kEight, false>(call, p, is_programmatic);
 }
 
 }  // namespace msops::weight_quant_matmul

@@ -16,6 +16,7 @@
 
 #include "../common/gpu/cp_async.h"
 #include "../common/gpu/divisor.h"
+#include "../common/gpu/griddepcontrol.h"
 #include "../common/gpu/mbarrier.h"
 #include "../common/gpu/mma.h"
 #include "../common/launch.h"
@@ -66,12 +67,14 @@ class StreamWarp {
   }
 
   __device__ __forceinline__ void compute() {
+    griddepcontrol_launch_dependents();
     const int apart = static_cast<int>(gridDim.x);
     int tile = static_cast<int>(blockIdx.x), number = 0, stage = 0;
     copy_factors(tile, 0);
     cp_async_commit();
     Place copied = first_place(tile);
     for (int i = 0; i < S::kStages - 1; ++i) begin_copy(i, copied, apart);
+    griddepcontrol_wait();
     take_x();
     if (threadIdx.x == 0) {
       mbarrier_init(sums_barrier(), S::kTeams * plan_.mates);
@@ -307,14 +310,15 @@ StreamPlan plan_stream(const Products<Half>& p) {
 }
 
 template <int kTokens>
-bool launch_stream(Call& call, const Products<Half>& p, const Gpu& gpu) {
+bool launch_stream(Call& call, const Products<Half>& p, const Gpu& gpu, bool is_programmatic) {
   using S = StreamShape<kTokens>;
   const StreamPlan plan = plan_stream<S>(p);
   if (!is_compiled_for(80, stream_kernel<S>) || plan.bytes > gpu.dynamic_bytes()) return false;
   constexpr int64_t kEndless = 1 << 30;  // runs, of a single group
   const Divisor groups(p.weights.groups == 1 ? kEndless : p.weights.group / S::kRun);
-  launch(call, stream_kernel<S>, std::min(gpu.multiprocessors, plan.tiles), 32 * S::kTeams * plan.mates, plan.bytes, p,
-         groups, plan);
+  const Grid grid(std::min(gpu.multiprocessors, plan.tiles));
+  launch(call, stream_kernel<S>, is_programmatic ? grid.programmatic() : grid, 32 * S::kTeams * plan.mates, plan.bytes,
+         p, groups, plan);
   return true;
 }
 
@@ -324,7 +328,7 @@ bool launch_stream(Call& call, const Products<Half>& p, const Gpu& gpu) {
 constexpr int64_t kFewestCodesOfStream = 1 << 18;
 
 // Returns false, and launches nothing, for what launch_few has to take.
-inline bool multiply_in_stream(Call& call, const Products<Half>& p) {
+inline bool multiply_in_stream(Call& call, const Products<Half>& p, bool is_programmatic) {
   using S = StreamShape<8>;
   const Codes<Half>& w = p.weights;
   const auto begins_at_pack = [](const void* array) { return reinterpret_cast<uintptr_t>(array) % 16 == 0; };
@@ -335,7 +339,8 @@ inline bool multiply_in_stream(Call& call, const Products<Half>& p) {
     return false;
   const Gpu gpu;
   if (p.deep * p.outputs < kFewestCodesOfStream * gpu.multiprocessors) return false;
-  return p.tokens == 1 ? launch_stream<1>(call, p, gpu) : launch_stream<8>(call, p, gpu);
+  return p.tokens == 1 ? launch_stream<1>(call, p, gpu, is_programmatic)
+                       : launch_stream<8>(call, p, gpu, is_programmatic);
 }
 
 }  // namespace msops::weight_quant_matmul

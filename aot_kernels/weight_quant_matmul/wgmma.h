@@ -150,20 +150,35 @@ bool launch_wgmma(Call& call, const Products<Half>& p) {
                                : launch_wgmma<kBits, kIsExact, Layout::kScaledTerms>(call, p);
 }
 
+// Tells whether rows are whole packs, and groups whole pieces.
+inline bool have_wgmma_layout(const Products<Half>& p) {
+  const Codes<Half>& w = p.weights;
+  return !(p.by_terms && w.groups_rows) && p.deep > 0 && (w.groups == 1 || w.group % 32 == 0) &&
+         !(w.table && w.bits == 8) && std::max({p.tokens, p.deep, p.outputs}) <= INT32_MAX / 2 && w.have_rows_at(16) &&
+         product::has_packs(p.x, p.deep) && product::has_packs(p.out, p.outputs);
+}
+inline bool is_exact(const Codes<Half>& w) {
+  return !w.scale.are_float && w.zero.kind != ZeroPoints<Half>::kFloating && !w.table;
+}
+
 // Returns false, and launches nothing, if the GPU lacks the instructions, or rows are not whole packs.
 inline bool multiply_by_wgmma(Call& call, const Products<Half>& p) {
-  const Codes<Half>& w = p.weights;
-  if ((p.by_terms && w.groups_rows) || p.deep == 0 || (w.groups > 1 && w.group % 32 != 0) || (w.table && w.bits == 8) ||
-      std::max({p.tokens, p.deep, p.outputs}) > INT32_MAX / 2 || !w.have_rows_at(16) ||
-      !product::has_packs(p.x, p.deep) || !product::has_packs(p.out, p.outputs))
-    return false;
-  const bool is_exact = !w.scale.are_float && w.zero.kind != ZeroPoints<Half>::kFloating && !w.table;
-  if (w.bits == 4) return is_exact ? launch_wgmma<4, true>(call, p) : launch_wgmma<4, false>(call, p);
-  return is_exact ? launch_wgmma<8, true>(call, p) : launch_wgmma<8, false>(call, p);
+  if (!have_wgmma_layout(p)) return false;
+  if (p.weights.bits == 4)
+    return is_exact(p.weights) ? launch_wgmma<4, true>(call, p) : launch_wgmma<4, false>(call, p);
+  return is_exact(p.weights) ? launch_wgmma<8, true>(call, p) : launch_wgmma<8, false>(call, p);
+}
+
+// Does so for up to 64 tokens, and codes by terms whose scales are exact, with fewer kernels.
+inline bool multiply_low_by_wgmma(Call& call, const Products<Half>& p) {
+  if (p.tokens > 64 || !p.by_terms || !is_exact(p.weights) || !have_wgmma_layout(p)) return false;
+  return p.weights.bits == 4 ? launch_wgmma<WgmmaShape<4, true, Tiling::kLowShared, Layout::kTerms>>(call, p)
+                             : launch_wgmma<WgmmaShape<8, true, Tiling::kLowShared, Layout::kTerms>>(call, p);
 }
 
 #else
 inline bool multiply_by_wgmma(Call&, const Products<Half>&) { return false; }
+inline bool multiply_low_by_wgmma(Call&, const Products<Half>&) { return false; }
 #endif
 
 }  // namespace msops::weight_quant_matmul
