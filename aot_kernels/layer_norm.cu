@@ -59,6 +59,48 @@ Rows<T> rows_in(const Tensor& tensor, int64_t columns) {
   return {tensor.as<T>(), columns};
 }
 
+template <typename T>
+void normalize(Call& call, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& y, double eps,
+               int64_t columns) {
+  using C = Compute<T>;
+  const Parameters<T, 0> factors(weight, columns, C(1));
+  const Parameters<T, 1> terms(bias, columns, C(0));
+  const auto from = rows_in<const T>(x, columns);
+  const auto to = rows_in<T>(y, columns);
+  const Forward<T> body{from, to, factors, terms, C(eps), 1 / C(columns)};
+  for_rows<T, sizeof(T) == 4, sizeof(T) == 2 ? 4 : 2, 4>(call, rows_of(x, columns), {from, to, factors, terms}, body);
+}
+
+template <typename T>
+void find_gradients(Call& call, const Tensor& x, const Tensor& weight, const Tensor& dy, const Tensor& dx,
+                    const NormSums& sums, double eps, int64_t columns) {
+  using C = Compute<T>;
+  const Parameters<T, 0> factors(weight, columns, C(1));
+  const auto from = rows_in<const T>(x, columns), dfrom = rows_in<const T>(dy, columns);
+  const auto to = rows_in<T>(dx, columns);
+  const NormGradient<T, true, false> body{from, dfrom, from, to, factors, C(eps), C(0)};
+  sums.run_gradient<T>(call, rows_of(x, columns), {from, dfrom, to, factors}, body);
+}
+
+// x (B, ..., C) has B samples, each of which has a row of the parameters (B, C).
+struct Samples {
+  int64_t count, columns;
+
+  Samples(Call& call, const Tensor& x, const Tensor& weight, const Tensor& bias) : count(x.dim(0)), columns(x.dim(-1)) {
+    call.require(x.rank >= 2, kBadRank, "x has %d axes, expected at least 2", x.rank);
+    for (const Tensor& each : {weight, bias}) call.require_shape(each, {count, columns});
+  }
+
+  // Returns a sample's part of a tensor of T.
+  template <typename T>
+  Tensor part(const Tensor& of, int64_t sample) const {
+    Tensor part = of;
+    part.size = of.size / count;
+    if (part.data) part.data = of.as<T>() + sample * part.size;
+    return part;
+  }
+};
+
 }  // namespace
 
 // (x, weight?, bias?) -> (y)
@@ -68,15 +110,22 @@ MSOPS_ENTRY(LayerNormForward) {
   const double eps = eps_of(call);
   const int64_t columns = columns_of(call, x, weight, bias);
   call.require_same_shape(y, x);
+  return call.run([&](auto type) { normalize<typename decltype(type)::type>(call, x, weight, bias, y, eps, columns); });
+}
+
+// (x, weight, bias) -> (y), with a row of parameters for each sample
+MSOPS_ENTRY(LayerNormOfSamplesForward) {
+  const Tensor x = call.tensor("x"), weight = call.tensor("weight", 2), bias = call.tensor("bias", 2);
+  const Tensor y = call.tensor("y");
+  const double eps = eps_of(call);
+  const Samples all(call, x, weight, bias);
+  call.require_same_shape(y, x);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    using C = Compute<T>;
-    const Parameters<T, 0> factors(weight, columns, C(1));
-    const Parameters<T, 1> terms(bias, columns, C(0));
-    const auto from = rows_in<const T>(x, columns);
-    const auto to = rows_in<T>(y, columns);
-    const Forward<T> body{from, to, factors, terms, C(eps), 1 / C(columns)};
-    for_rows<T, sizeof(T) == 4, sizeof(T) == 2 ? 4 : 2, 4>(call, rows_of(x, columns), {from, to, factors, terms}, body);
+    for (int64_t i = 0; i < all.count; ++i) {
+      const auto of = [&](const Tensor& tensor) { return all.part<T>(tensor, i); };
+      normalize<T>(call, of(x), of(weight), of(bias), of(y), eps, all.columns);
+    }
   });
 }
 
@@ -95,20 +144,43 @@ MSOPS_ENTRY(LayerNormBackward) {
   call.require_gradient(dweight, weight);
   call.require_gradient(dbias, bias);
   sums.check(call, columns, 2);
-  return call.run([&](auto type) {
-    using T = typename decltype(type)::type;
-    using C = Compute<T>;
-    const Parameters<T, 0> factors(weight, columns, C(1));
-    const auto from = rows_in<const T>(x, columns), dfrom = rows_in<const T>(dy, columns);
-    const auto to = rows_in<T>(dx, columns);
-    const NormGradient<T, true, false> body{from, dfrom, from, to, factors, C(eps), C(0)};
-    sums.run_gradient<T>(call, rows_of(x, columns), {from, dfrom, to, factors}, body);
-  });
+  return call.run(
+      [&](auto type) { find_gradients<typename decltype(type)::type>(call, x, weight, dy, dx, sums, eps, columns); });
 }
 
 MSOPS_SCRATCH(LayerNormBackward) {
   const Tensor x = call.tensor("x"), weight = call.optional_of("common|float32", "weight");
   return NormSums::scratch(x, weight.dtype ? weight.size : x.dim(-1), 2);
+}
+
+// (x, weight, bias, dy) -> (dx, dweight, dbias, partial): the values of the bias are not read. The samples take turns
+// with the scratch.
+MSOPS_ENTRY(LayerNormOfSamplesBackward) {
+  const Tensor x = call.tensor("x"), weight = call.tensor("weight", 2), bias = call.tensor("bias", 2);
+  const Tensor dy = call.tensor("dy"), dx = call.tensor("dx");
+  const Tensor dweight = call.tensor("dweight", 2), dbias = call.tensor("dbias", 2);
+  const Tensor partial = call.scratch("partial", 2);
+  const double eps = eps_of(call);
+  const Samples all(call, x, weight, bias);
+  call.require_same_shape(dy, x);
+  call.require_same_shape(dx, x);
+  call.require_same_shape(dweight, weight);
+  call.require_same_shape(dbias, bias);
+  NormSums{dweight, dbias, partial}.check(call, all.columns, 2);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    for (int64_t i = 0; i < all.count; ++i) {
+      const auto of = [&](const Tensor& tensor) { return all.part<T>(tensor, i); };
+      const NormSums sums{of(dweight), of(dbias), partial};
+      find_gradients<T>(call, of(x), of(weight), of(dy), of(dx), sums, eps, all.columns);
+    }
+  });
+}
+
+MSOPS_SCRATCH(LayerNormOfSamplesBackward) {
+  Tensor x = call.tensor("x");
+  x.size /= std::max<int64_t>(1, x.dim(0));
+  return NormSums::scratch(x, x.dim(-1), 2);
 }
 
 // (x, weight?, dy, ddx, ddweight?, ddbias?) -> (dx, dweight?, ddy, partial): the gradients of what LayerNormBackward

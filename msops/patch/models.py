@@ -20,6 +20,7 @@ from msops.core.spec import FLOATS, Rounded
 from msops.operators.rms_norm import rms_norm
 from msops.operators.rotary_position_embedding import rotary_position_embedding as turn
 
+from .adaptive_norms import may_modulate, modulating
 from .causal_masks import FLASH, INTERFACE, causing
 from .expert_loops import may_route, routing
 from .formula import Formula, Found, NoFormulaError, written
@@ -142,7 +143,8 @@ def _places(cls: Any) -> list[tuple[Any, str]]:
     the last of them."""
     of_class = [_CONSTRUCT, BLOCKS] if cls.__name__.endswith(_CLASSES) else [BLOCKS]
     own = vars(cls).items()
-    longer = [name for name, value in own if is_long(value) or may_norm(cls, value) or may_route(value)]
+    may_be = (is_long, lambda value: may_norm(cls, value) or may_modulate(cls, value), may_route)
+    longer = [name for name, value in own if any(each(value) for each in may_be)]
     module = sys.modules.get(cls.__module__)
     of_module = [_ROTATION, *ATTENTION, *MASKS] if module else []
     interface = vars(module).get(INTERFACE) if module else None
@@ -185,7 +187,7 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
     if is_long(own):
         return holding(own)
     if name != _ROTATION and (name != _CONSTRUCT or not owner.__name__.endswith(_CLASSES)):
-        return norming(own)
+        return norming(own) if may_norm(owner, own) or not may_modulate(owner, own) else modulating(own)
     if name == _CONSTRUCT and not owner.__name__.endswith("Norm"):
         return activating(own, owner) if owner.__name__.endswith("Activation") else gating(own, owner)
     formula = Formula(own, owner)

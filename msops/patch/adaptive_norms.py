@@ -1,0 +1,147 @@
+"""Gives norms with a scale and a shift for each sample, as diffusion transformers write them, to layer_norm's kernels.
+
+self.norm(x) * scale + shift becomes one call, which looks at the Cell and at the Tensors each time. So do two
+statements, y = self.norm(x) and y = y * scale + shift. The scale is mostly 1 + another Tensor.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+from mindspore import Tensor, nn
+
+from msops.core.compiled import once
+from msops.core.inputs import describe
+from msops.operators.layer_norm_of_samples import layer_norm_of_samples
+
+from .formula import Found, NoFormulaError, path_of
+from .gates import is_as_its_class, of_mint
+from .rewritten import compiled, tree_of
+from .statements import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from msops.core.inputs import Description
+
+    Function = Callable[..., Any]
+
+_MODULATED = f"{PREFIX}modulated"
+_LAYER_NORM = of_mint("LayerNorm")
+_VIEWS = {"unsqueeze", "expand_dims"}  # methods that scales and shifts may call
+_MOST_SAMPLES = 32  # each has launches of its own
+
+
+def may_modulate(cls: Any, value: Any) -> bool:
+    """Tells whether a class that makes a LayerNorm has a method that may call it."""
+    making = vars(cls).get("__init__") if isinstance(cls, type) else None
+    if not inspect.isfunction(making) or not inspect.isfunction(value) or value is making:
+        return False
+    return "LayerNorm" in making.__code__.co_names and any("norm" in each for each in value.__code__.co_names)
+
+
+def modulating(own: Function) -> Found:
+    """Returns what stands for a method in which a norm is scaled and shifted."""
+    try:
+        tree = tree_of(own)
+    except (NoFormulaError, OSError, SyntaxError, TypeError, ValueError):
+        raise NoFormulaError("") from None
+    reader = _Reader(own.__code__.co_varnames[0])
+    reader.read(tree)
+    if not reader.count:
+        raise NoFormulaError("")  # it has nothing that could be recognized
+    reasons = set[str]()
+
+    def modulated(cell: nn.Cell, norm: Any, x: Any, scale: Any, shift: Any) -> Any:
+        are_tensors = all(isinstance(each, Tensor) for each in (x, scale, shift))
+        if type(norm) is not _LAYER_NORM or not is_as_its_class(norm, cell) or not are_tensors:
+            reasons.add("its norm is no LayerNorm")
+        elif norm.weight is not None or norm.bias is not None:
+            reasons.add("its norm has a weight or a bias")
+        elif not _takes(describe(x), describe(scale), describe(shift), tuple(norm.normalized_shape)):
+            reasons.add("a call's dtypes or shapes do not fit layer_norm")
+        else:
+            parameters = (x.shape[0], x.shape[-1])
+            return layer_norm_of_samples(x, scale.reshape(parameters), shift.reshape(parameters), norm.eps)
+        return norm(x) * scale + shift
+
+    return Found(compiled(own, tree, {_MODULATED: modulated}), "msops.layer_norm", None, reasons)
+
+
+@once
+def _takes(x: Description, scale: Description, shift: Description, normalized: tuple[int, ...]) -> bool:
+    if x[0] is None or len(x[0]) != 3 or None in x[0] or 0 in x[0] or x[0][0] > _MOST_SAMPLES:
+        return False
+    of_sample = (x[0][0], 1, x[0][2])
+    fit = scale[0] == shift[0] == of_sample and scale[1] == shift[1] == x[1]
+    return fit and normalized == x[0][2:] and x[1] in (mindspore.float16, mindspore.float32)
+
+
+class _Reader(ast.NodeTransformer):
+    """Puts calls in place of norms, scales and shifts in statements of a method whose first argument is `cell`."""
+
+    def __init__(self, cell: str) -> None:
+        self.count = 0
+        self._cell = cell
+
+    def read(self, tree: ast.FunctionDef) -> None:
+        for node in ast.walk(tree):
+            for name in ("body", "orelse", "finalbody"):
+                lines = getattr(node, name, None)
+                if isinstance(lines, list):
+                    setattr(node, name, self._joined(lines))
+        self.visit(tree)
+
+    def _joined(self, lines: list[ast.stmt]) -> list[ast.stmt]:
+        """Returns statements in which one scales and shifts a norm, in place of two."""
+        joined: list[Any] = []
+        for line in lines:
+            if joined and self._shifts(line, joined[-1]):
+                line.value.left.left = joined.pop().value  # type: ignore[attr-defined]
+            joined.append(line)
+        return joined
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        scaled = _scaled(node)
+        if scaled is None or not self._is_norm(scaled.left) or not all(map(_is_plain, (scaled.right, node.right))):
+            return node
+        self.count += 1
+        norm: Any = scaled.left
+        arguments = [ast.Name(self._cell, ast.Load()), norm.func, norm.args[0], scaled.right, node.right]
+        return ast.copy_location(ast.Call(ast.Name(_MODULATED, ast.Load()), arguments, []), node)
+
+    def _shifts(self, line: ast.stmt, before: ast.stmt) -> bool:
+        """Tells whether a statement scales and shifts what the one before it assigns to the same variable, a norm."""
+        if not isinstance(line, ast.Assign) or not isinstance(before, ast.Assign) or not self._is_norm(before.value):
+            return False
+        (target, *more), scaled = before.targets, _scaled(line.value)
+        if more or not isinstance(target, ast.Name) or scaled is None or [target.id] != path_of(scaled.left):
+            return False
+        scale, shift = scaled.right, line.value.right  # type: ignore[attr-defined]
+        read = {each.id for part in (scale, shift) for each in ast.walk(part) if isinstance(each, ast.Name)}
+        return len(line.targets) == 1 and path_of(line.targets[0]) == [target.id] and target.id not in read
+
+    def _is_norm(self, node: ast.AST) -> bool:
+        """Tells whether this is a call of a norm of the Cell, with one argument."""
+        if not isinstance(node, ast.Call) or node.keywords or len(node.args) != 1:
+            return False
+        path, is_one = path_of(node.func), not isinstance(node.args[0], ast.Starred)
+        return is_one and len(path) == 2 and path[0] == self._cell and "norm" in path[1]
+
+
+def _scaled(node: ast.AST) -> ast.BinOp | None:
+    """Returns y * scale of y * scale + shift."""
+    is_sum = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
+    scaled = node.left if is_sum else None  # type: ignore[attr-defined]
+    return scaled if isinstance(scaled, ast.BinOp) and isinstance(scaled.op, ast.Mult) else None
+
+
+def _is_plain(node: ast.AST) -> bool:
+    """Tells whether an expression calls nothing but views of Tensors, so that a norm may be computed after it."""
+    kinds = ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr
+    found = [each for each in ast.walk(node) if isinstance(each, kinds)]
+    return all(isinstance(each, ast.Call) and _VIEWS.issuperset(path_of(each.func)[-1:] or [""]) for each in found)
