@@ -157,6 +157,16 @@ def test_bias_that_a_product_adds(mode, of, frozen, monkeypatch):
     assert len(calls) == (mode == "pynative") * (1 if frozen else 2)
 
 
+def test_operators_that_a_library_put_into_a_layer(monkeypatch):
+    """A layer calls them."""
+    monkeypatch.setattr(linear, "_MANY", 1)
+    net = nn.Dense(3, 2, "ones", "zeros", dtype=mindspore.float16)
+    x = Tensor(np.ones((4, 3), np.float16))
+    assert net(x).asnumpy().tolist() == [[3, 3]] * 4
+    net.matmul = lambda x, weight: ops.MatMul(transpose_b=True)(x, weight) * 2
+    assert net(x).asnumpy().tolist() == [[6, 6]] * 4
+
+
 def test_bias_of_channels(mode):
     image = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
     got = ops.BiasAdd()(Tensor(image), Tensor([1, 2, 3], mindspore.float32))

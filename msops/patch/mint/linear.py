@@ -98,7 +98,8 @@ def dense(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: 
 def layer_of_cell(self: Any, x: Tensor) -> Tensor:
     """Replaces the construct of nn.Dense: one kernel adds its bias where Dense says."""
     shape = x.shape
-    if self.has_bias and is_on_gpu() and _adds_bias_at_once(x, self.weight, self.bias):
+    may_run = self.has_bias and is_on_gpu() and (compiling() or _is_as_made(self))
+    if may_run and _adds_bias_at_once(x, self.weight, self.bias):
         y = linear(x, self.weight, self.bias)
     else:
         y = self.matmul(x if len(shape) == 2 else self.reshape(x, (-1, shape[-1])), self.weight)
@@ -109,6 +110,11 @@ def layer_of_cell(self: Any, x: Tensor) -> Tensor:
     if self.activation_flag:
         y = self.activation(y)
     return y
+
+
+def _is_as_made(cell: Any) -> bool:
+    """Tells whether a nn.Dense has MindSpore's operators, and not those that a library put in their places."""
+    return type(cell.matmul) is ops.MatMul and type(cell.bias_add) in (_BiasAdd, BiasAdd)
 
 
 def _adds_bias_at_once(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
