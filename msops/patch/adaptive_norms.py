@@ -7,7 +7,6 @@ statements, y = self.norm(x) and y = y * scale + shift. The scale is mostly 1 + 
 from __future__ import annotations
 
 import ast
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import mindspore
@@ -19,7 +18,7 @@ from msops.operators.layer_norm_of_samples import layer_norm_of_samples
 
 from .formula import Found, NoFormulaError, path_of
 from .gates import is_as_its_class, of_mint
-from .rewritten import compiled, tree_of
+from .rewritten import compiled, may_call, tree_of_method
 from .statements import PREFIX
 
 if TYPE_CHECKING:
@@ -37,18 +36,12 @@ _MOST_SAMPLES = 32  # each has launches of its own
 
 def may_modulate(cls: Any, value: Any) -> bool:
     """Tells whether a class that makes a LayerNorm has a method that may call it."""
-    making = vars(cls).get("__init__") if isinstance(cls, type) else None
-    if not inspect.isfunction(making) or not inspect.isfunction(value) or value is making:
-        return False
-    return "LayerNorm" in making.__code__.co_names and any("norm" in each for each in value.__code__.co_names)
+    return isinstance(cls, type) and may_call(cls, value, "LayerNorm")
 
 
 def modulating(own: Function) -> Found:
     """Returns what stands for a method in which a norm is scaled and shifted."""
-    try:
-        tree = tree_of(own)
-    except (NoFormulaError, OSError, SyntaxError, TypeError, ValueError):
-        raise NoFormulaError("") from None
+    tree = tree_of_method(own)
     reader = _Reader(own.__code__.co_varnames[0])
     reader.read(tree)
     if not reader.count:

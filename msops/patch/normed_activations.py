@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import mindspore
@@ -20,7 +19,7 @@ from msops.operators.group_norm import group_norm
 
 from .formula import Found, NoFormulaError, path_of
 from .gates import is_as_its_class, kind_of, of_mint
-from .rewritten import compiled, tree_of
+from .rewritten import compiled, may_call, tree_of_method
 from .statements import PREFIX
 
 if TYPE_CHECKING:
@@ -37,20 +36,12 @@ _GROUP_NORM = of_mint("GroupNorm")
 
 def may_norm(cls: type, value: Any) -> bool:
     """Tells whether a class that makes a GroupNorm has a method that may call it and an activation."""
-    making = vars(cls).get("__init__")
-    if not inspect.isfunction(making) or not inspect.isfunction(value) or value is making:
-        return False
-    names = set(value.__code__.co_names)
-    is_both = bool(_ACTIVATIONS & names) and any("norm" in each for each in names)
-    return is_both and "GroupNorm" in making.__code__.co_names
+    return may_call(cls, value, "GroupNorm") and bool(_ACTIVATIONS & set(value.__code__.co_names))
 
 
 def norming(own: Function) -> Found:
     """Returns what stands for a method in which an activation follows a norm."""
-    try:
-        tree = tree_of(own)
-    except (NoFormulaError, OSError, SyntaxError, TypeError, ValueError):
-        raise NoFormulaError("") from None
+    tree = tree_of_method(own)
     reader = _Reader(own.__code__.co_varnames[0])
     tree.body = reader.read(tree.body)
     if not reader.count:

@@ -34,6 +34,22 @@ def tree_of(own: Function) -> ast.FunctionDef:
     return tree
 
 
+def tree_of_method(own: Function) -> ast.FunctionDef:
+    """Returns this, or raises an error without words, for methods that need not be a formula at all."""
+    try:
+        return tree_of(own)
+    except (NoFormulaError, OSError, SyntaxError, TypeError, ValueError):
+        raise NoFormulaError("") from None
+
+
+def may_call(cls: Any, method: Any, made: str) -> bool:
+    """Tells whether a method may call a norm of the class `made`, which the `__init__` of its own class names."""
+    making = vars(cls).get("__init__")
+    if not inspect.isfunction(making) or not inspect.isfunction(method) or method is making:
+        return False
+    return made in making.__code__.co_names and any("norm" in each for each in method.__code__.co_names)
+
+
 def _is_mangled(node: ast.AST) -> bool:
     """Tells whether Python gives a name of a class another meaning outside of it."""
     name = str(getattr(node, "id", getattr(node, "attr", getattr(node, "arg", ""))))
