@@ -52,12 +52,12 @@ def modulating(own: Function) -> Found:
         are_tensors = all(isinstance(each, Tensor) for each in (x, scale, shift))
         if type(norm) is not _LAYER_NORM or not is_as_its_class(norm, cell) or not are_tensors:
             reasons.add("its norm is no LayerNorm")
-        elif norm.weight is not None or norm.bias is not None:
-            reasons.add("its norm has a weight or a bias")
-        elif not _takes(describe(x), describe(scale), describe(shift), tuple(norm.normalized_shape)):
+        elif not _takes(tuple(map(describe, (x, scale, shift, norm.weight, norm.bias))), tuple(norm.normalized_shape)):
             reasons.add("a call's dtypes or shapes do not fit layer_norm")
         else:
             parameters = (x.shape[0], x.shape[-1])
+            shift = shift if norm.bias is None else norm.bias * scale + shift
+            scale = scale if norm.weight is None else norm.weight * scale
             return layer_norm_of_samples(x, scale.reshape(parameters), shift.reshape(parameters), norm.eps)
         return norm(x) * scale + shift
 
@@ -65,12 +65,14 @@ def modulating(own: Function) -> Found:
 
 
 @once
-def _takes(x: Description, scale: Description, shift: Description, normalized: tuple[int, ...]) -> bool:
+def _takes(tensors: tuple[Description, ...], normalized: tuple[int, ...]) -> bool:
+    x, scale, shift, weight, bias = tensors
     if x[0] is None or len(x[0]) != 3 or None in x[0] or 0 in x[0] or x[0][0] > _MOST_SAMPLES:
         return False
-    of_sample = (x[0][0], 1, x[0][2])
-    fit = scale[0] == shift[0] == of_sample and scale[1] == shift[1] == x[1]
-    return fit and normalized == x[0][2:] and x[1] in (mindspore.float16, mindspore.float32)
+    of_sample, own = ((x[0][0], 1, x[0][2]), x[1]), (x[0][2:], x[1])
+    have_own = all(each in (own, describe(None)) for each in (weight, bias))
+    is_known = normalized == own[0] and x[1] in (mindspore.float16, mindspore.float32)
+    return is_known and have_own and scale == shift == of_sample
 
 
 class _Reader(ast.NodeTransformer):
