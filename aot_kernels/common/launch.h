@@ -78,10 +78,11 @@ struct Grid {
     result.is_cooperative = true;
     return result;
   }
-  // Blocks may start before those of the launch before have ended, for which they wait (gpu/griddepcontrol.h).
-  Grid programmatic() const {
+  // Blocks may start before those of the launch before have ended, for which they wait (gpu/griddepcontrol.h), if
+  // `may_start` says so.
+  Grid programmatic(bool may_start = true) const {
     Grid result = *this;
-    result.is_programmatic = true;
+    result.is_programmatic = may_start;
     return result;
   }
 

@@ -127,7 +127,8 @@ __global__ void __launch_bounds__(kNormThreads)
     assign(to[first + i], normed<T>(rows[first + i], reciprocal, factors[i]));
 }
 
-// Does so with rows of whole packs that registers hold: up to kKept packs a thread.
+// PackedNorm tells for which rows packed_norm_kernel does the same: for those of whole packs that registers hold, up to
+// kKept packs a thread.
 template <typename T>
 struct PackedNorm {
   static constexpr int N = kPackWidth<T>, kKept = 2;
@@ -406,13 +407,13 @@ class Forward {
   }
 
  private:
-  // Kernels that wait for the one before them may begin early. All that wait in all their blocks, so that they also
-  // wait for what is before that one.
+  // A kernel that waits for the one before it may begin early. Each of its blocks waits, so that a later kernel, which
+  // waits for this one, has waited for all that ran before.
   bool can_wait() const {
     [[maybe_unused]] static FactOfGpu<> fact;
     return fact.get([] { return int{is_compiled_for(90, norm_kernel<T>)}; }) != 0;
   }
-  Grid early(int64_t blocks) const { return can_wait() ? Grid(blocks).programmatic() : Grid(blocks); }
+  Grid early(int64_t blocks) const { return Grid(blocks).programmatic(can_wait()); }
 
   void norm(const Numbers<T>& factors, T* to, bool is_after_kernel = true) {
     const bool has_packs = PackedNorm<T>::fits(s.width, to);

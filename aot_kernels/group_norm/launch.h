@@ -92,8 +92,8 @@ class Launcher {
     [[maybe_unused]] static FactOfGpu<> fact;
     const bool can_wait = fact.get([&] { return int{is_compiled_for(90, kernel)}; });
     const Grid grid(blocks + of_sums);
-    msops::launch(call_, kernel, phase > 1 && can_wait ? grid.programmatic() : grid, layout_.threads, own_bytes(), p_,
-                  layout_, phase, static_cast<unsigned>(blocks));
+    msops::launch(call_, kernel, grid.programmatic(phase > 1 && can_wait), layout_.threads, own_bytes(), p_, layout_,
+                  phase, static_cast<unsigned>(blocks));
   }
   int64_t blocks_of_sums() const {
     const int64_t lanes = lanes_of_sum(layout_.cuts * p_.samples);

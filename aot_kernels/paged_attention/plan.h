@@ -221,7 +221,7 @@ void launch_merge(Call& call, const P& p) {
   [[maybe_unused]] static FactOfGpu<> fact;
   const bool can_wait = fact.get([] { return int{is_compiled_for(90, merge_kernel<P>)}; });
   const Grid grid(parts_of(count, kMergeThreads / 32));
-  launch(call, merge_kernel<P>, can_wait ? grid.programmatic() : grid, kMergeThreads, 0, p, most_tokens, count);
+  launch(call, merge_kernel<P>, grid.programmatic(can_wait), kMergeThreads, 0, p, most_tokens, count);
 }
 
 }  // namespace msops::paged

@@ -294,8 +294,8 @@ bool launch_few(Call& call, const Products<Half>& p, bool is_programmatic) {
   const int64_t blocks = std::min<int64_t>(blocks_of_few<S>(gpu, warps), tiles);
   constexpr int64_t kEndless = 1 << 30;  // sets, of a single group
   const Divisor groups(p.weights.groups == 1 ? kEndless : p.weights.group / (S::kShare * S::kPiece));
-  const Grid grid(blocks);
-  launch(call, few_kernel<S>, is_programmatic ? grid.programmatic() : grid, 32 * warps, S::bytes(warps), p, groups);
+  const Grid grid = Grid(blocks).programmatic(is_programmatic);
+  launch(call, few_kernel<S>, grid, 32 * warps, S::bytes(warps), p, groups);
   return blocks > 0;
 }
 

@@ -316,9 +316,8 @@ bool launch_stream(Call& call, const Products<Half>& p, const Gpu& gpu, bool is_
   if (!is_compiled_for(80, stream_kernel<S>) || plan.bytes > gpu.dynamic_bytes()) return false;
   constexpr int64_t kEndless = 1 << 30;  // runs, of a single group
   const Divisor groups(p.weights.groups == 1 ? kEndless : p.weights.group / S::kRun);
-  const Grid grid(std::min(gpu.multiprocessors, plan.tiles));
-  launch(call, stream_kernel<S>, is_programmatic ? grid.programmatic() : grid, 32 * S::kTeams * plan.mates, plan.bytes,
-         p, groups, plan);
+  const Grid grid = Grid(std::min(gpu.multiprocessors, plan.tiles)).programmatic(is_programmatic);
+  launch(call, stream_kernel<S>, grid, 32 * S::kTeams * plan.mates, plan.bytes, p, groups, plan);
   return true;
 }
 

@@ -169,7 +169,8 @@ inline bool multiply_by_wgmma(Call& call, const Products<Half>& p) {
   return is_exact(p.weights) ? launch_wgmma<8, true>(call, p) : launch_wgmma<8, false>(call, p);
 }
 
-// Does so for up to 64 tokens, and codes by terms whose scales are exact, with fewer kernels.
+// Does so for up to 64 tokens, and codes by terms with scales of float16 and whole zero points. A library that calls
+// nothing else of this file compiles two kernels.
 inline bool multiply_low_by_wgmma(Call& call, const Products<Half>& p) {
   if (p.tokens > 64 || !p.by_terms || !is_exact(p.weights) || !have_wgmma_layout(p)) return false;
   return p.weights.bits == 4 ? launch_wgmma<WgmmaShape<4, true, Tiling::kLowShared, Layout::kTerms>>(call, p)

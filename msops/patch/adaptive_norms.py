@@ -34,9 +34,9 @@ _VIEWS = {"unsqueeze", "expand_dims"}  # methods that scales and shifts may call
 _MOST_SAMPLES = 32  # each has launches of its own
 
 
-def may_modulate(cls: Any, value: Any) -> bool:
+def may_modulate(cls: type, value: Any) -> bool:
     """Tells whether a class that makes a LayerNorm has a method that may call it."""
-    return isinstance(cls, type) and may_call(cls, value, "LayerNorm")
+    return may_call(cls, value, "LayerNorm")
 
 
 def modulating(own: Function) -> Found:

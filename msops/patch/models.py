@@ -29,6 +29,7 @@ from .longer_attention import SOFTMAX, holding, is_long
 from .masks import MASKS, MASKS_OF_CLASSES, unmarking
 from .normed_activations import may_norm, norming
 from .optimizers import call_of
+from .replacement import put_method
 from .written_attention import ATTENTION, BLOCKS, attending, blocks
 
 if TYPE_CHECKING:
@@ -143,8 +144,11 @@ def _places(cls: Any) -> list[tuple[Any, str]]:
     the last of them."""
     of_class = [_CONSTRUCT, BLOCKS] if cls.__name__.endswith(_CLASSES) else [BLOCKS]
     own = vars(cls).items()
-    may_be = (is_long, lambda value: may_norm(cls, value) or may_modulate(cls, value), may_route)
-    longer = [name for name, value in own if any(each(value) for each in may_be)]
+    longer = [
+        name
+        for name, value in own
+        if is_long(value) or may_route(value) or may_norm(cls, value) or may_modulate(cls, value)
+    ]
     module = sys.modules.get(cls.__module__)
     of_module = [_ROTATION, *ATTENTION, *MASKS] if module else []
     interface = vars(module).get(INTERFACE) if module else None
@@ -187,7 +191,7 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
     if is_long(own):
         return holding(own)
     if name != _ROTATION and (name != _CONSTRUCT or not owner.__name__.endswith(_CLASSES)):
-        return norming(own) if may_norm(owner, own) or not may_modulate(owner, own) else modulating(own)
+        return norming(own) if may_norm(owner, own) else modulating(own)
     if name == _CONSTRUCT and not owner.__name__.endswith("Norm"):
         return activating(own, owner) if owner.__name__.endswith("Activation") else gating(own, owner)
     formula = Formula(own, owner)
@@ -217,9 +221,7 @@ def _name(function: Any) -> str:
 
 def _put(owner: Any, name: str, own: Function | None, now: Any) -> None:
     _replaced.append(_Replaced(owner, name, own, now))
-    if name == "construct":  # by this name MindSpore finds what it has compiled of a Cell
-        now.__name__ = name
-    setattr(owner, name, now)
+    put_method(owner, name, now)
 
 
 @once

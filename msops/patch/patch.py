@@ -12,7 +12,7 @@ from mindspore import nn, ops
 from . import models
 from .gpu import kernels as gpu_kernels
 from .mint.random import share_seed
-from .replacement import Maker, called, refused
+from .replacement import Maker, called, put_method, refused
 from .table import FUNCTIONS, METHODS, MINT, PRIMITIVES, REFUSED
 
 if TYPE_CHECKING:
@@ -211,9 +211,7 @@ def _replace_methods() -> None:
         replacement = None if owner is None else make(getattr(owner, name, None))
         if replacement is not None:
             _methods.append((owner, name, vars(owner).get(name)))
-            if name == "construct":
-                replacement.__name__ = name  # as in models.py
-            setattr(owner, name, replacement)
+            put_method(owner, name, replacement)
     if hasattr(mindspore, "default_generator"):
         share_seed(mindspore.default_generator)
 

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from mindspore import Tensor
 
 
+def put_method(owner: Any, name: str, method: Any) -> None:
+    """Puts a method into a class, or a function into a module. MindSpore finds what it has compiled of a Cell again by
+    the name that its `construct` has."""
+    if name == "construct":
+        method.__name__ = name
+    setattr(owner, name, method)
+
+
 class Replacement:
     """A primitive as MindSpore compiles it, from the source of `__call__`."""
 

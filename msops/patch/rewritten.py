@@ -35,14 +35,14 @@ def tree_of(own: Function) -> ast.FunctionDef:
 
 
 def tree_of_method(own: Function) -> ast.FunctionDef:
-    """Returns this, or raises an error without words, for methods that need not be a formula at all."""
+    """Returns what `tree_of` does, or raises an error without words: most methods are not formulas."""
     try:
         return tree_of(own)
     except (NoFormulaError, OSError, SyntaxError, TypeError, ValueError):
         raise NoFormulaError("") from None
 
 
-def may_call(cls: Any, method: Any, made: str) -> bool:
+def may_call(cls: type, method: Any, made: str) -> bool:
     """Tells whether a method may call a norm of the class `made`, which the `__init__` of its own class names."""
     making = vars(cls).get("__init__")
     if not inspect.isfunction(making) or not inspect.isfunction(method) or method is making:
