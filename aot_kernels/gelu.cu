@@ -1,4 +1,4 @@
-// y = x Phi(x), the Gaussian error linear unit, by the error function or its approximation by tanh
+// y = x Phi(x), the Gaussian error linear unit, by the error function, or its approximation by tanh or by a sigmoid
 
 #include "common/formula.h"
 #include "shared/activation/gelu.h"
@@ -29,10 +29,15 @@ struct BackwardBackward {
   }
 };
 
+template <template <template <typename> class, typename> class Formula, size_t kInputs, size_t kOutputs>
+int run(Call& call, const char* const (&inputs)[kInputs], const char* const (&outputs)[kOutputs]) {
+  return gelu::run<Formula, gelu::Exact, gelu::Tanh, gelu::Sigmoid>(call, inputs, outputs);
+}
+
 }  // namespace
 
-MSOPS_ENTRY(GeluForward) { return gelu::run<Forward>(call, {"x"}, {"y"}); }
+MSOPS_ENTRY(GeluForward) { return run<Forward>(call, {"x"}, {"y"}); }
 
-MSOPS_ENTRY(GeluBackward) { return gelu::run<Backward>(call, {"x", "dy"}, {"dx"}); }
+MSOPS_ENTRY(GeluBackward) { return run<Backward>(call, {"x", "dy"}, {"dx"}); }
 
-MSOPS_ENTRY(GeluBackwardBackward) { return gelu::run<BackwardBackward>(call, {"x", "dy", "ddx"}, {"dx", "ddy"}); }
+MSOPS_ENTRY(GeluBackwardBackward) { return run<BackwardBackward>(call, {"x", "dy", "ddx"}, {"dx", "ddy"}); }

@@ -21,15 +21,15 @@ def operators(approximate: str) -> Operator:
     backward_backward = custom_op(
         _library.GegluBackwardBackward,
         "gate(*S), up(*S), dout(*S), ddgate(*S), ddup(*S) -> dgate(*S), dup(*S), ddout(*S)",
-        tanh=tanh,
+        approximate=tanh,
     )
     backward = custom_op(
         _library.GegluBackward,
         "gate(*S), up(*S), dout(*S) -> dgate(*S), dup(*S)",
         gradient=backward_backward,
-        tanh=tanh,
+        approximate=tanh,
     )
-    return custom_op(_library.GegluForward, "gate(*S), up(*S) -> out(*S)", gradient=backward, tanh=tanh)
+    return custom_op(_library.GegluForward, "gate(*S), up(*S) -> out(*S)", gradient=backward, approximate=tanh)
 
 
 @Operators
@@ -38,15 +38,15 @@ def packed_operators(approximate: str) -> Operator:
     backward_backward = custom_op(
         _library.GegluPackedBackwardBackward,
         "gate(*S, K), dout(*S, K // 2), ddgate(*S, K) -> dgate(*S, K), ddout(*S, K // 2)",
-        tanh=tanh,
+        approximate=tanh,
     )
     backward = custom_op(
         _library.GegluPackedBackward,
         "gate(*S, K), dout(*S, K // 2) -> dgate(*S, K)",
         gradient=backward_backward,
-        tanh=tanh,
+        approximate=tanh,
     )
-    return custom_op(_library.GegluPackedForward, "gate -> out", infer=half, gradient=backward, tanh=tanh)
+    return custom_op(_library.GegluPackedForward, "gate -> out", infer=half, gradient=backward, approximate=tanh)
 
 
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "tanh") -> Tensor:

@@ -16,10 +16,10 @@ _library = of_package("gelu")
 
 @Operators
 def operators(approximate: str) -> Operator:
-    tanh = settings.one_of("gelu", "approximate", approximate, ("none", "tanh"))
-    backward_backward = custom_op(_library.GeluBackwardBackward, "x(*S), dy(*S), ddx(*S) -> dx(*S), ddy(*S)", tanh=tanh)
-    backward = custom_op(_library.GeluBackward, "x(*S), dy(*S) -> dx(*S)", gradient=backward_backward, tanh=tanh)
-    return custom_op(_library.GeluForward, "x -> y", gradient=backward, tanh=tanh)
+    of = {"approximate": settings.one_of("gelu", "approximate", approximate, ("none", "tanh", "sigmoid"))}
+    backward_backward = custom_op(_library.GeluBackwardBackward, "x(*S), dy(*S), ddx(*S) -> dx(*S), ddy(*S)", **of)
+    backward = custom_op(_library.GeluBackward, "x(*S), dy(*S) -> dx(*S)", gradient=backward_backward, **of)
+    return custom_op(_library.GeluForward, "x -> y", gradient=backward, **of)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -28,13 +28,15 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     .. math::
         y = x\, \Phi(x), \qquad
         \Phi(x) = \frac{1}{2} \left(1 + \operatorname{erf} \frac{x}{\sqrt{2}}\right) \quad\text{or}\quad
-        \frac{1}{2} \left(1 + \tanh\left(\sqrt{2 / \pi}\, (x + 0.044715\, x^3)\right)\right)
+        \frac{1}{2} \left(1 + \tanh\left(\sqrt{2 / \pi}\, (x + 0.044715\, x^3)\right)\right) \quad\text{or}\quad
+        \frac{1}{1 + e^{-1.702\, x}}
 
     Small results for negative `x` keep their digits: :math:`1 + \operatorname{erf}` is not computed as a sum.
 
     Args:
         x (Tensor): Any shape; float16, float32 or float64.
-        approximate (str): ``"none"`` for the error function, ``"tanh"`` for its approximation. Default: ``"none"`` .
+        approximate (str): ``"none"`` for the error function, ``"tanh"`` or ``"sigmoid"`` for one of its
+            approximations. The last one is known as "quick gelu". Default: ``"none"`` .
 
     Returns:
         Tensor of the shape and dtype of `x`.
@@ -62,7 +64,7 @@ class GELU(nn.Cell):
 
     Raises:
         TypeError: If `approximate` is not a str.
-        ValueError: If `approximate` is neither ``"none"`` nor ``"tanh"`` .
+        ValueError: If `approximate` is none of ``"none"`` , ``"tanh"`` and ``"sigmoid"`` .
     """
 
     def __init__(self, approximate: str = "none") -> None:

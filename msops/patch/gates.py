@@ -32,20 +32,22 @@ def of_mint(name: str) -> Any:
     return getattr(getattr(getattr(mindspore, "mint", None), "nn", None), name, None)
 
 
-_TANH = {  # gelu by tanh, as it is written out
-    written("lambda x0, x1: " + text)
-    for text in (
-        "(0.5 * x1 * (1.0 + tanh(sqrt(Tensor(2.0 / pi)) * (x1 + 0.044715 * pow(x1, 3.0))))).to(x1.dtype)",
-        "0.5 * x1 * (1.0 + tanh(x1 * 0.7978845608 * (1.0 + 0.044715 * x1 * x1)))",
-    )
+_WRITTEN = {  # gelu, as it is written out, and how it is approximated
+    written("lambda x0, x1: " + text): approximate
+    for text, approximate in {
+        "(0.5 * x1 * (1.0 + tanh(sqrt(Tensor(2.0 / pi)) * (x1 + 0.044715 * pow(x1, 3.0))))).to(x1.dtype)": "tanh",
+        "0.5 * x1 * (1.0 + tanh(x1 * 0.7978845608 * (1.0 + 0.044715 * x1 * x1)))": "tanh",
+        "x1 * sigmoid(1.702 * x1)": "sigmoid",
+    }.items()
 }
 _KINDS = {  # what an activation returns, and the name by which the functions below know it
     "silu(x1)": "silu",
     "x1 * sigmoid(x1)": "silu",
     "gelu(x1)": "none",
     "gelu(x1, approximate='tanh')": "tanh",
-    **dict.fromkeys(_TANH, "tanh"),
+    **_WRITTEN,
 }
+_OF_GATES = "silu", "none", "tanh"  # those that swiglu and geglu have
 _OF_ATTRIBUTE = "x0.act(x1)"  # the Cell calls a function that it holds
 _LINEAR = of_mint("Linear")
 _DENSE = getattr(ops, "Dense", None), Dense
@@ -75,7 +77,8 @@ def gating(own: Function, owner: type) -> Found:
     def kind(self: Any) -> str:
         if not formula.stands(self):
             return ""
-        return kind_of(getattr(self, activation), self) if activation else "none"
+        found = kind_of(getattr(self, activation), self) if activation else "none"
+        return found if found in _OF_GATES else ""
 
     def gated(self: Any, x: Any) -> Any:
         if layers:
@@ -116,13 +119,14 @@ def _is_linear(layer: Any) -> bool:
 def activating(own: Function, owner: type) -> Found:
     """Returns what stands for the `construct` of an activation that is written out as several operators."""
     formula = _formulas[owner, own] = Formula(own, owner)
-    if formula.text in _KINDS and formula.text not in _TANH:
+    if formula.text in _KINDS and formula.text not in _WRITTEN:
         raise NoFormulaError("it is one operator already")
-    if formula.text not in _TANH:
+    if formula.text not in _WRITTEN:
         raise formula.why
+    approximate = _WRITTEN[formula.text]
 
     def activated(self: Any, x: Any) -> Any:
-        return gelu(x, "tanh") if _takes(describe(x), describe(x)) else own(self, x)
+        return gelu(x, approximate) if _takes(describe(x), describe(x)) else own(self, x)
 
     now = _construct(own, formula.flag, activated)
     _formulas[owner, now] = formula

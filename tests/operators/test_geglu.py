@@ -34,6 +34,10 @@ def gelu(x, approximate="tanh"):
     if approximate == "none":
         phi, density = normal(x)
         return x * phi, phi + x * density, (2 - x * x) * density
+    if approximate == "sigmoid":
+        slope = np.longdouble("1.702").astype(x.dtype)
+        u, s = slope * x, sigmoid(slope * x)
+        return x * s, s + u * s * (1 - s), slope * s * (1 - s) * (2 + u * (1 - 2 * s))
     linear = (2 * np.sqrt(2 / np.longdouble(np.pi))).astype(x.dtype)
     cubic = x.dtype.type(linear * x.dtype.type(0.044715))
     s = sigmoid(linear * x + cubic * x * x * x)

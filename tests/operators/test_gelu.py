@@ -7,7 +7,10 @@ from card import DTYPES, chain, results_of, zeros
 from gpu import BIG
 from msops.operators.gelu import operators
 from operator_test import OperatorTest, run, run_gradient
-from test_geglu import NAMES, NONE, TANH, gelu as value_slope_bend
+from test_geglu import NONE, TANH, gelu as value_slope_bend
+
+NAMES = "none", "tanh", "sigmoid"
+SIGMOID = dict(approximate="sigmoid")
 
 
 def gelu(x, approximate="none"):
@@ -32,21 +35,22 @@ class TestGelu(OperatorTest):
         "one": ([(1,)], TANH),
         "prime": ([(7, 13)], NONE),
         "prime, tanh": ([(7, 13)], TANH),
+        "prime, sigmoid": ([(7, 13)], SIGMOID),
         "past a pack": ([(1025,)], TANH),
         "large": ([(3, 100_003)], NONE),
     }
     further = {f"{n}, {name}": ([(n,)], dict(approximate=name)) for n in (2, 31, 257, 4099) for name in NAMES}
     small = "prime"
-    hostile = ("prime", "prime, tanh")
+    hostile = ("prime", "prime, tanh", "prime, sigmoid")
     roundings = 64  # the second derivative is a difference of numbers that are larger than it
     second_order = True
     wrong = (
         (zeros(3, dtype=np.int32), {}, TypeError, "gelu: x must be float16, float32 or float64, got int32"),
         ([1.5], {}, TypeError, "gelu: x must be a Tensor, got float"),
-        (zeros(3), dict(approximate="erf"), ValueError, "gelu: approximate must be one of none, tanh, got 'erf'"),
+        (zeros(3), dict(approximate="erf"), ValueError, "gelu: approximate must be one of none, tanh, sigmoid, got"),
         (zeros(3), dict(approximate=True), TypeError, "gelu: approximate must be a str, got bool"),
     )
-    huge = ((BIG, "none"), (BIG, "tanh"))
+    huge = tuple((BIG, name) for name in NAMES)
 
     def operators(self, shapes=(), approximate="none"):
         return chain(operators(approximate))
@@ -58,7 +62,10 @@ class TestGelu(OperatorTest):
         forward, *_ = self.operators(approximate=approximate)
         x = gpu.random(n)
         (y,) = gpu.run(forward, x)
-        gpu.assert_close(y, gpu.torch.nn.functional.gelu(x, approximate=approximate))
+        if approximate == "sigmoid":
+            gpu.assert_close(y, x * gpu.torch.sigmoid(1.702 * x))
+        else:
+            gpu.assert_close(y, gpu.torch.nn.functional.gelu(x, approximate=approximate))
 
 
 def test_default_is_exact():

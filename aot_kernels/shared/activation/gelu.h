@@ -1,5 +1,5 @@
 // The Gaussian error linear unit of one element, f(x) = x Phi(x), with its slope f' and the slope's slope, its bend
-// f''. Phi is the normal distribution, or the sigmoid that approximates it. What a caller does not use is not computed.
+// f''. Phi is the normal distribution, or one of two sigmoids that approximate it. What a caller does not use is not computed.
 #pragma once
 
 #include "../../common/activations.h"
@@ -93,23 +93,45 @@ struct Tanh {
   }
 };
 
-// FormulaOf has a formula of one of the two for each dtype.
+// Phi is s = 1 / (1 + e^-ax):  f' = s + ax s (1 - s),  f'' = a s (1 - s) (2 + ax (1 - 2s))
+template <typename T>
+struct Sigmoid {
+  using C = Compute<T>;
+  C value, slope, bend;
+
+  MSOPS_BOTH explicit Sigmoid(C x) {
+    constexpr C kFar = 512, kA = C(1.702);  // beyond, s is 0 or 1, and the products with s (1 - s) are 0
+    const C u = kA * clamp(x, -kFar, kFar), e = Activations<T>::exp(-abs(u));
+    const C r = Activations<T>::quotient(C(1), 1 + e), s = u < 0 ? e * r : r, width = e * r * r;
+    value = x * s;
+    slope = s + u * width;
+    bend = kA * width * (2 + u * (1 - 2 * s));
+  }
+};
+
+// FormulaOf has a formula of one of them for each dtype.
 template <template <template <typename> class, typename> class Formula, template <typename> class Gelu>
 struct FormulaOf {
   template <typename T>
   using Type = Formula<Gelu, T>;
 };
 
-// Calls run(FormulaOf<Formula, Gelu>{}), where the attribute "tanh" tells which of the two Gelu is.
-template <template <template <typename> class, typename> class Formula, typename Run>
+// Calls run(FormulaOf<Formula, Gelu>{}), where the attribute "approximate" is the place of Gelu among the Gelus.
+template <template <template <typename> class, typename> class Formula, template <typename> class... Gelus,
+          typename Run>
 int with_gelu(Call& call, const Run& run) {
-  return call.attribute("tanh", 0, 1) ? run(FormulaOf<Formula, Tanh>{}) : run(FormulaOf<Formula, Exact>{});
+  const int64_t place = call.attribute("approximate", 0, sizeof...(Gelus) - 1);
+  int64_t i = 0;
+  int result = 0;
+  ((i++ == place ? static_cast<void>(result = run(FormulaOf<Formula, Gelus>{})) : void()), ...);
+  return result;
 }
 
-// run<Formula>(call, {"x"}, {"y"}) is an entry of these inputs and outputs.
-template <template <template <typename> class, typename> class Formula, size_t kInputs, size_t kOutputs>
+// run<Formula, Gelus...>(call, {"x"}, {"y"}) is an entry of these inputs and outputs.
+template <template <template <typename> class, typename> class Formula, template <typename> class... Gelus,
+          size_t kInputs, size_t kOutputs>
 int run(Call& call, const char* const (&inputs)[kInputs], const char* const (&outputs)[kOutputs]) {
-  return with_gelu<Formula>(
+  return with_gelu<Formula, Gelus...>(
       call, [&](auto of) { return run_formula<decltype(of)::template Type>(call, inputs, outputs, Names<0>{}); });
 }
 
