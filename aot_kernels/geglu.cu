@@ -39,10 +39,13 @@ struct BackwardBackward {
 
 MSOPS_ENTRY(GegluForward) { return gelu::run<Forward, gelu::Exact, gelu::Tanh>(call, {"gate", "up"}, {"out"}); }
 
-MSOPS_ENTRY(GegluBackward) { return gelu::run<Backward, gelu::Exact, gelu::Tanh>(call, {"gate", "up", "dout"}, {"dgate", "dup"}); }
+MSOPS_ENTRY(GegluBackward) {
+  return gelu::run<Backward, gelu::Exact, gelu::Tanh>(call, {"gate", "up", "dout"}, {"dgate", "dup"});
+}
 
 MSOPS_ENTRY(GegluBackwardBackward) {
-  return gelu::run<BackwardBackward, gelu::Exact, gelu::Tanh>(call, {"gate", "up", "dout", "ddgate", "ddup"}, {"dgate", "dup", "ddout"});
+  return gelu::run<BackwardBackward, gelu::Exact, gelu::Tanh>(call, {"gate", "up", "dout", "ddgate", "ddup"},
+                                                              {"dgate", "dup", "ddout"});
 }
 
 // gate and up are the halves of one tensor, "gate".

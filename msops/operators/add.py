@@ -54,10 +54,10 @@ def _infer(x: Spec, y: Spec) -> Spec:
 
 
 def _gradient(x: Tensor, y: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-    return _sum_to(dout, x), _sum_to(dout, y)
+    return sum_to(dout, x), sum_to(dout, y)
 
 
-def _sum_to(dout: Tensor, x: Tensor) -> Tensor:
+def sum_to(dout: Tensor, x: Tensor) -> Tensor:
     if x.shape == dout.shape:
         return dout
     return backward(dout, x)

@@ -16,10 +16,13 @@ _library = of_package("gelu")
 
 @Operators
 def operators(approximate: str) -> Operator:
-    of = {"approximate": settings.one_of("gelu", "approximate", approximate, ("none", "tanh", "sigmoid"))}
-    backward_backward = custom_op(_library.GeluBackwardBackward, "x(*S), dy(*S), ddx(*S) -> dx(*S), ddy(*S)", **of)
-    backward = custom_op(_library.GeluBackward, "x(*S), dy(*S) -> dx(*S)", gradient=backward_backward, **of)
-    return custom_op(_library.GeluForward, "x -> y", gradient=backward, **of)
+    place = settings.one_of("gelu", "approximate", approximate, ("none", "tanh", "sigmoid"))
+    second = "x(*S), dy(*S), ddx(*S) -> dx(*S), ddy(*S)"
+    backward_backward = custom_op(_library.GeluBackwardBackward, second, approximate=place)
+    backward = custom_op(
+        _library.GeluBackward, "x(*S), dy(*S) -> dx(*S)", gradient=backward_backward, approximate=place
+    )
+    return custom_op(_library.GeluForward, "x -> y", gradient=backward, approximate=place)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:

@@ -1,4 +1,5 @@
-"""Gives norms with a scale and a shift for each sample, as diffusion transformers write them, to layer_norm's kernels.
+"""Gives norms with a scale and a shift for each sample, as diffusion transformers write them, to layer_norm's kernels,
+and to addcmul what gated_residuals.py finds in the same methods.
 
 self.norm(x) * scale + shift becomes one call, which looks at the Cell and at the Tensors each time. So do two
 statements, y = self.norm(x) and y = y * scale + shift. The scale is mostly 1 + another Tensor.
@@ -16,6 +17,7 @@ from msops.core.compiled import once
 from msops.core.inputs import describe
 from msops.operators.layer_norm_of_samples import layer_norm_of_samples
 
+from . import gated_residuals
 from .formula import Found, NoFormulaError, path_of
 from .gates import is_as_its_class, of_mint
 from .rewritten import compiled, may_call, tree_of_method
@@ -39,12 +41,16 @@ def may_modulate(cls: type, value: Any) -> bool:
     return may_call(cls, value, "LayerNorm")
 
 
-def modulating(own: Function) -> Found:
-    """Returns what stands for a method in which a norm is scaled and shifted."""
+def modulating(own: Function, owner: type) -> Found:
+    """Returns what stands for a method in which a norm is scaled and shifted, or a sum has a gate."""
     tree = tree_of_method(own)
-    reader = _Reader(own.__code__.co_varnames[0])
-    reader.read(tree)
-    if not reader.count:
+    norms, gates = _Reader(own.__code__.co_varnames[0]), gated_residuals.Reader()
+    if may_modulate(owner, own):
+        norms.read(tree)
+    if gated_residuals.may_gate(own):
+        gates.read(tree)
+    operators = [name for name, reader in (("msops.layer_norm", norms), ("addcmul", gates)) if reader.count]
+    if not operators:
         raise NoFormulaError("")  # it has nothing that could be recognized
     reasons = set[str]()
 
@@ -61,7 +67,8 @@ def modulating(own: Function) -> Found:
             return layer_norm_of_samples(x, scale.reshape(parameters), shift.reshape(parameters), norm.eps)
         return norm(x) * scale + shift
 
-    return Found(compiled(own, tree, {_MODULATED: modulated}), "msops.layer_norm", None, reasons)
+    functions = {_MODULATED: modulated, **gated_residuals.FUNCTIONS}
+    return Found(compiled(own, tree, functions), " and ".join(operators), None, reasons)
 
 
 @once

@@ -24,8 +24,10 @@ from .adaptive_norms import may_modulate, modulating
 from .causal_masks import FLASH, INTERFACE, causing
 from .expert_loops import may_route, routing
 from .formula import Formula, Found, NoFormulaError, written
+from .gated_residuals import may_gate
 from .gates import activating, forget, gating
 from .longer_attention import SOFTMAX, holding, is_long
+from .losses import LOSS, giving, losing
 from .masks import MASKS, MASKS_OF_CLASSES, unmarking
 from .normed_activations import may_norm, norming
 from .optimizers import call_of
@@ -53,8 +55,8 @@ class _Replaced(NamedTuple):
 
     owner: Any
     name: str
-    own: Function | None
-    now: Function
+    own: Any
+    now: Any
 
 
 class Recognized(NamedTuple):
@@ -74,6 +76,7 @@ class Left(NamedTuple):
 _replaced: list[_Replaced] = []
 _found: dict[int, tuple[str, Found]] = {}  # names of functions, and what stands for them, by their identities
 _unknown: dict[int, tuple[Function, str]] = {}  # functions that are no formula of msops', and why, likewise
+_losses: dict[Function, Function] = {}  # loss functions of libraries -> what models call
 
 
 def watch() -> None:
@@ -96,6 +99,7 @@ def restore() -> None:
     _found.clear()
     forget()
     _unknown.clear()
+    _losses.clear()
 
 
 def recognized() -> list[Recognized]:
@@ -109,15 +113,17 @@ def left(model: nn.Cell) -> list[Left]:
     formulas = [found.formula for _, found in _found.values() if found.formula]
     inlined = {id(method) for formula in formulas for method in formula.methods.values()}
     reasons = set()
+    for value in [
+        *(vars(owner).get(name) for cls in classes for owner, name in _places(cls)),
+        getattr(model, LOSS, None),
+    ]:
+        if id(value) in _unknown:
+            own, why = _unknown[id(value)]
+            reasons.update({Left(_name(own), why)} if why else set())
+        if id(value) in _found:
+            of, found = _found[id(value)]
+            reasons.update(Left(of, each) for each in found.reasons)
     for cls in classes:
-        for owner, name in _places(cls):
-            value = vars(owner).get(name)
-            if id(value) in _unknown:
-                own, why = _unknown[id(value)]
-                reasons.update({Left(_name(own), why)} if why else set())
-            if id(value) in _found:
-                of, found = _found[id(value)]
-                reasons.update(Left(of, each) for each in found.reasons)
         for value in vars(cls).values():
             is_seen = id(value) in inlined or id(value) in _found or id(value) in _unknown
             if inspect.isfunction(value) and _SOFTMAX & set(value.__code__.co_names) and not is_seen:
@@ -133,6 +139,9 @@ def _init_subclass(cls: Any, /, **named: Any) -> None:
 def _replace(cls: Any) -> None:
     for owner, name in _places(cls):
         _replace_name(owner, name)
+    loss = vars(cls).get(LOSS)
+    if isinstance(loss, property) and inspect.isfunction(loss.fget) and _is_other(loss.fget):
+        _put(cls, LOSS, loss, giving(loss, _loss_of))
     call = call_of(cls)
     if call is not None:
         _put(cls, _CALL, None, call)
@@ -147,7 +156,7 @@ def _places(cls: Any) -> list[tuple[Any, str]]:
     longer = [
         name
         for name, value in own
-        if is_long(value) or may_route(value) or may_norm(cls, value) or may_modulate(cls, value)
+        if is_long(value) or may_route(value) or may_norm(cls, value) or may_modulate(cls, value) or may_gate(value)
     ]
     module = sys.modules.get(cls.__module__)
     of_module = [_ROTATION, *ATTENTION, *MASKS] if module else []
@@ -191,7 +200,7 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
     if is_long(own):
         return holding(own)
     if name != _ROTATION and (name != _CONSTRUCT or not owner.__name__.endswith(_CLASSES)):
-        return norming(own) if may_norm(owner, own) else modulating(own)
+        return norming(own) if may_norm(owner, own) else modulating(own, owner)
     if name == _CONSTRUCT and not owner.__name__.endswith("Norm"):
         return activating(own, owner) if owner.__name__.endswith("Activation") else gating(own, owner)
     formula = Formula(own, owner)
@@ -204,6 +213,22 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
     if now is None:
         raise NoFormulaError("its arguments are others than the formula's") if make else formula.why
     return Found(now, _OPERATORS[name], formula, set())
+
+
+def _loss_of(own: Any) -> Any:
+    """Returns what stands for a model's loss function, or this itself."""
+    if not inspect.isfunction(own) or not _is_other(own):
+        return own
+    if own not in _losses:
+        _losses[own] = own
+        try:
+            found = losing(own)
+        except (NoFormulaError, OSError, SyntaxError, TypeError, ValueError) as error:
+            _unknown[id(own)] = own, str(error)
+        else:
+            _losses[own] = found.now
+            _found[id(found.now)] = _name(own), found
+    return _losses[own]
 
 
 def _is_other(value: Any) -> bool:
@@ -219,7 +244,7 @@ def _name(function: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def _put(owner: Any, name: str, own: Function | None, now: Any) -> None:
+def _put(owner: Any, name: str, own: Any, now: Any) -> None:
     _replaced.append(_Replaced(owner, name, own, now))
     put_method(owner, name, now)
 

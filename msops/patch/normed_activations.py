@@ -7,7 +7,6 @@ Where an `if` ends with the first, and the second follows it, the second moves i
 from __future__ import annotations
 
 import ast
-import copy
 from typing import TYPE_CHECKING, Any
 
 import mindspore
@@ -19,7 +18,7 @@ from msops.operators.group_norm import group_norm
 
 from .formula import Found, NoFormulaError, path_of
 from .gates import is_as_its_class, kind_of, of_mint
-from .rewritten import compiled, may_call, tree_of_method
+from .rewritten import compiled, may_call, push, tree_of_method
 from .statements import PREFIX
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class _Reader:
             line, follows = rest.pop(0), rest[0] if rest else None
             name = self._activated(follows)
             if name and isinstance(line, ast.If) and self._ends(line, name):
-                _push(line, rest.pop(0))
+                push(line, rest.pop(0))
             elif name and self._normed(line) == name:
                 self.count += 1
                 line = self._joined(line, rest.pop(0))
@@ -127,12 +126,3 @@ class _Reader:
         if line.value.keywords or len(arguments) != 1 or not isinstance(arguments[0], ast.Name):
             return "", "", ""
         return target.id if isinstance(target, ast.Name) else "", path_of(function)[1], arguments[0].id
-
-
-def _push(line: ast.If, follows: ast.stmt) -> None:
-    """Moves the statement that follows an `if` to the ends of its branches."""
-    for lines in (line.body, line.orelse):
-        if lines and isinstance(lines[-1], ast.If):
-            _push(lines[-1], follows)
-        else:
-            lines.append(copy.deepcopy(follows))

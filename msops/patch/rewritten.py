@@ -6,6 +6,7 @@ Its `__wrapped__` is the library's function, which graph mode compiles. Tracebac
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,15 @@ def may_call(cls: type, method: Any, made: str) -> bool:
     if not inspect.isfunction(making) or not inspect.isfunction(method) or method is making:
         return False
     return made in making.__code__.co_names and any("norm" in each for each in method.__code__.co_names)
+
+
+def push(line: ast.If, follows: ast.stmt) -> None:
+    """Moves the statement that follows an `if` to the ends of its branches."""
+    for lines in (line.body, line.orelse):
+        if lines and isinstance(lines[-1], ast.If):
+            push(lines[-1], follows)
+        else:
+            lines.append(copy.deepcopy(follows))
 
 
 def _is_mangled(node: ast.AST) -> bool:

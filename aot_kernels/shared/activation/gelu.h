@@ -1,5 +1,6 @@
 // The Gaussian error linear unit of one element, f(x) = x Phi(x), with its slope f' and the slope's slope, its bend
-// f''. Phi is the normal distribution, or one of two sigmoids that approximate it. What a caller does not use is not computed.
+// f''. Phi is the normal distribution, or one of two sigmoids that approximate it. What a caller does not use is not
+// computed.
 #pragma once
 
 #include "../../common/activations.h"

@@ -11,6 +11,7 @@ from mindspore.ops import operations
 
 from msops.core.compiled import constant, is_on_gpu, once
 from msops.core.spec import FLOATS
+from msops.operators.addcmul import addcmul as _addcmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,6 +163,8 @@ def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1
 
 
 def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: float = 1) -> Tensor:  # noqa: A002
+    if input.dtype in FLOATS and tensor1.dtype == tensor2.dtype == input.dtype and isinstance(value, (int, float)):
+        return _addcmul(input, tensor1, tensor2, value)
     return input + (tensor1 * tensor2) * value
 
 
