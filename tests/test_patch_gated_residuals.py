@@ -143,3 +143,19 @@ def test_graph_mode(load, computed, by_the_library):
         mindspore.set_context(mode=mindspore.GRAPH_MODE)
         assert_equal([net(*tensors)], [want])
     assert not computed
+
+
+def test_with_a_norm_of_samples(load, computed, by_the_library):
+    """A method may have both."""
+    text = TEXT.replace("self.layer =", "self.norm = mint.nn.LayerNorm(6, elementwise_affine=False)\n        self.layer =")
+    lines = """y = self.norm(x)
+        y = y * (1 + gate[:, None]) + gate[:, None]
+        y = gate[:, None] * self.layer(y)
+        x = x + y"""
+    net, tensors = load(text.format(lines=lines)).Block(), inputs()
+    want = by_the_library(results, net, *tensors)
+    with msops.patch_mindspore() as patch:
+        got = results(net, *tensors)
+        assert [each.operator for each in patch.recognized] == ["msops.layer_norm and addcmul"]
+    assert len(computed) == 2
+    assert_equal(got, want, 1e-4)

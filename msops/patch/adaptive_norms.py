@@ -45,10 +45,10 @@ def modulating(own: Function, owner: type) -> Found:
     """Returns what stands for a method in which a norm is scaled and shifted, or a sum has a gate."""
     tree = tree_of_method(own)
     norms, gates = _Reader(own.__code__.co_varnames[0]), gated_residuals.Reader()
+    if gated_residuals.may_gate(own):  # it looks at the places of names, which calls of norms do not have
+        gates.read(tree)
     if may_modulate(owner, own):
         norms.read(tree)
-    if gated_residuals.may_gate(own):
-        gates.read(tree)
     operators = [name for name, reader in (("msops.layer_norm", norms), ("addcmul", gates)) if reader.count]
     if not operators:
         raise NoFormulaError("")  # it has nothing that could be recognized
