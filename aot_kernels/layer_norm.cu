@@ -9,18 +9,16 @@ using namespace msops::norm;
 namespace {
 
 template <typename T>
-struct Forward {
+struct Normalize {
   using C = Compute<T>;
-  Rows<const T> x;
   Rows<T> y;
   Parameters<T, 0> weight;
   Parameters<T, 1> bias;
   C eps, inverse;  // of the number of columns
 
-  template <typename Team>
-  MSOPS_BOTH void operator()(int64_t row, const Team& team) const {
-    const C n = C(x.columns);
-    const auto x_row = team.load(x[row]);
+  template <typename Team, typename Row>
+  MSOPS_BOTH void operator()(int64_t row, const Team& team, const Row& x_row) const {
+    const C n = C(y.columns);
     // In float32, rows that packs tile take less time with two reductions.
     if constexpr (Team::kKeepsPacks && (sizeof(T) == 2 || Team::kHasEdges)) {
       const auto about = team.template sums_about_pivot<kTakesRests<T>>(x_row);
@@ -39,6 +37,32 @@ struct Forward {
       const Normal<T, kTakesRests<T>> normal(mean, sums.of[0], sums.of[1], n, eps);
       team.map([=](C v, C w, C b) { return normal(v) * w + b; }, y[row], x_row, weight, bias);
     }
+  }
+};
+
+template <typename T>
+struct Forward {
+  Rows<const T> x;
+  Normalize<T> normalize;
+
+  template <typename Team>
+  MSOPS_BOTH void operator()(int64_t row, const Team& team) const {
+    normalize(row, team, team.load(x[row]));
+  }
+};
+
+// Sums that the chip does not hold are read again, from where the result will be.
+template <typename T>
+struct AddForward {
+  using C = Compute<T>;
+  Rows<const T> x, residual;
+  Normalize<T> normalize;
+
+  template <typename Team>
+  MSOPS_BOTH void operator()(int64_t row, const Team& team) const {
+    const auto x_row = team.load(x[row]);
+    const auto residual_row = team.load(residual[row]);
+    normalize(row, team, team.map_and_load([](C a, C b) { return a + b; }, normalize.y[row], x_row, residual_row));
   }
 };
 
@@ -67,7 +91,7 @@ void normalize(Call& call, const Tensor& x, const Tensor& weight, const Tensor& 
   const Parameters<T, 1> terms(bias, columns, C(0));
   const auto from = rows_in<const T>(x, columns);
   const auto to = rows_in<T>(y, columns);
-  const Forward<T> body{from, to, factors, terms, C(eps), 1 / C(columns)};
+  const Forward<T> body{from, {to, factors, terms, C(eps), 1 / C(columns)}};
   for_rows<T, sizeof(T) == 4, sizeof(T) == 2 ? 4 : 2, 4>(call, rows_of(x, columns), {from, to, factors, terms}, body);
 }
 
@@ -111,6 +135,26 @@ MSOPS_ENTRY(LayerNormForward) {
   const int64_t columns = columns_of(call, x, weight, bias);
   call.require_same_shape(y, x);
   return call.run([&](auto type) { normalize<typename decltype(type)::type>(call, x, weight, bias, y, eps, columns); });
+}
+
+// (x, residual, weight?, bias?) -> (y), which normalizes x + residual
+MSOPS_ENTRY(AddLayerNormForward) {
+  const Tensor x = call.tensor("x"), residual = call.tensor("residual");
+  const Tensor weight = call.optional_of("common|float32", "weight");
+  const Tensor bias = call.optional_of("common|float32", "bias"), y = call.tensor("y");
+  const double eps = eps_of(call);
+  const int64_t columns = columns_of(call, x, weight, bias);
+  for (const Tensor& tensor : {residual, y}) call.require_same_shape(tensor, x);
+  return call.run([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = Compute<T>;
+    const Parameters<T, 0> factors(weight, columns, C(1));
+    const Parameters<T, 1> terms(bias, columns, C(0));
+    const auto from = rows_in<const T>(x, columns), other = rows_in<const T>(residual, columns);
+    const auto to = rows_in<T>(y, columns);
+    const AddForward<T> body{from, other, {to, factors, terms, C(eps), 1 / C(columns)}};
+    for_rows<T, true, sizeof(T) == 2 ? 4 : 2, 4>(call, rows_of(x, columns), {from, other, to, factors, terms}, body);
+  });
 }
 
 // (x, weight, bias) -> (y), with a row of parameters for each sample

@@ -128,7 +128,7 @@ def test_files_have_public_names():
     benchmarks = {path.stem for path in ROOT.glob("benchmarks/operators/[!_]*.py")}
     tests = {path.stem.removeprefix("test_") for path in ROOT.glob("tests/operators/test_*.py")}
     # Their entries are beside those of gather_points and layer_norm, which have their kernels.
-    entries = {*kernels, "group_points", "layer_norm_of_samples"}
+    entries = {*kernels, "group_points", "layer_norm_of_samples", "add_layer_norm"}
     assert operators < entries == {*modules} == benchmarks == tests - (public - operators)
     folders = {path.name for path in ROOT.glob("aot_kernels/*/") if path.is_dir()}
     assert folders - {"common", "compile", "shared"} <= {*kernels}

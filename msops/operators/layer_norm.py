@@ -150,33 +150,39 @@ def _checked(normalize: Primitive, rank: int, begin: int, begin_params: int, sha
     return normalize
 
 
+_PARAMETER = "(..., dtype=common|float32)?"
+
+
 @Operators
-def operators(eps: float) -> Operator:
-    eps = settings.number(_NAME, "eps", eps, 0)
-    of_parameter = "(..., dtype=common|float32)?"
+def backward_operators(eps: float) -> Operator:
     backward_backward = custom_op(
         _LIBRARY.LayerNormBackwardBackward,
-        f"x, weight{of_parameter}, dy, ddx, ddweight{of_parameter}, ddbias{of_parameter} -> dx, dweight?, ddy; partial",
+        f"x, weight{_PARAMETER}, dy, ddx, ddweight{_PARAMETER}, ddbias{_PARAMETER} -> dx, dweight?, ddy; partial",
         infer=_infer_backward_backward,
         eps=eps,
     )
-    backward = custom_op(
+    return custom_op(
         _LIBRARY.LayerNormBackward,
-        f"x, weight{of_parameter}, bias{of_parameter}, dy -> dx, dweight?, dbias?; partial",
+        f"x, weight{_PARAMETER}, bias{_PARAMETER}, dy -> dx, dweight?, dbias?; partial",
         infer=_infer_backward,
         gradient=backward_backward,
         eps=eps,
     )
+
+
+@Operators
+def operators(eps: float) -> Operator:
+    eps = settings.number(_NAME, "eps", eps, 0)
     return custom_op(
         _LIBRARY.LayerNormForward,
-        f"x, weight{of_parameter}, bias{of_parameter} -> y",
-        infer=_infer,
-        gradient=backward,
+        f"x, weight{_PARAMETER}, bias{_PARAMETER} -> y",
+        infer=infer,
+        gradient=backward_operators(eps),
         eps=eps,
     )
 
 
-def _infer(x: Spec, weight: Spec | None, bias: Spec | None, eps: float) -> Spec:
+def infer(x: Spec, weight: Spec | None, bias: Spec | None, eps: float) -> Spec:
     if not x.shape:
         raise ValueError("x must have at least one axis, got shape ()")
     if weight is None:
@@ -191,7 +197,7 @@ def _infer(x: Spec, weight: Spec | None, bias: Spec | None, eps: float) -> Spec:
 
 
 def _infer_backward(x: Spec, weight: Spec | None, bias: Spec | None, dy: Spec, eps: float) -> list[Spec]:
-    _infer(x, weight, bias, eps)
+    infer(x, weight, bias, eps)
     _require_shape_of(x, dy=dy)
     return [x, weight or x, bias or x]
 
@@ -199,7 +205,7 @@ def _infer_backward(x: Spec, weight: Spec | None, bias: Spec | None, dy: Spec, e
 def _infer_backward_backward(
     x: Spec, weight: Spec | None, dy: Spec, ddx: Spec, ddweight: Spec | None, ddbias: Spec | None, eps: float
 ) -> list[Spec]:
-    _infer(x, weight, ddbias, eps)
+    infer(x, weight, ddbias, eps)
     _require_shape_of(x, dy=dy, ddx=ddx)
     if weight is not None and ddweight != weight:
         raise ValueError(f"ddweight must be {weight.dtype} of shape {weight.shape} as weight is, got {ddweight}")

@@ -1,5 +1,4 @@
-"""Gives norms with a scale and a shift for each sample, as diffusion transformers write them, to layer_norm's kernels,
-and to addcmul what gated_residuals.py finds in the same methods.
+"""Gives norms with a scale and a shift for each sample, as diffusion transformers write them, to layer_norm's kernels.
 
 self.norm(x) * scale + shift becomes one call, which looks at the Cell and at the Tensors each time. So do two
 statements, y = self.norm(x) and y = y * scale + shift. The scale is mostly 1 + another Tensor.
@@ -17,10 +16,9 @@ from msops.core.compiled import once
 from msops.core.inputs import describe
 from msops.operators.layer_norm_of_samples import layer_norm_of_samples
 
-from . import gated_residuals
-from .formula import Found, NoFormulaError, path_of
+from .formula import path_of
 from .gates import is_as_its_class, of_mint
-from .rewritten import compiled, may_call, tree_of_method
+from .rewritten import is_norm_of, joined, may_call
 from .statements import PREFIX
 
 if TYPE_CHECKING:
@@ -30,29 +28,20 @@ if TYPE_CHECKING:
 
     Function = Callable[..., Any]
 
+OPERATOR = "msops.layer_norm"
 _MODULATED = f"{PREFIX}modulated"
 _LAYER_NORM = of_mint("LayerNorm")
 _VIEWS = {"unsqueeze", "expand_dims"}  # methods that scales and shifts may call
 _MOST_SAMPLES = 32  # each has launches of its own
 
 
-def may_modulate(cls: type, value: Any) -> bool:
+def may_read(cls: type, value: Any) -> bool:
     """Tells whether a class that makes a LayerNorm has a method that may call it."""
     return may_call(cls, value, "LayerNorm")
 
 
-def modulating(own: Function, owner: type) -> Found:
-    """Returns what stands for a method in which a norm is scaled and shifted, or a sum has a gate."""
-    tree = tree_of_method(own)
-    norms, gates = _Reader(own.__code__.co_varnames[0]), gated_residuals.Reader()
-    if gated_residuals.may_gate(own):  # it looks at the places of names, which calls of norms do not have
-        gates.read(tree)
-    if may_modulate(owner, own):
-        norms.read(tree)
-    operators = [name for name, reader in (("msops.layer_norm", norms), ("addcmul", gates)) if reader.count]
-    if not operators:
-        raise NoFormulaError("")  # it has nothing that could be recognized
-    reasons = set[str]()
+def functions(reasons: set[str]) -> dict[str, Function]:
+    """Returns the function that the Reader lets a method call."""
 
     def modulated(cell: nn.Cell, norm: Any, x: Any, scale: Any, shift: Any) -> Any:
         are_tensors = all(isinstance(each, Tensor) for each in (x, scale, shift))
@@ -67,8 +56,7 @@ def modulating(own: Function, owner: type) -> Found:
             return layer_norm_of_samples(x, scale.reshape(parameters), shift.reshape(parameters), norm.eps)
         return norm(x) * scale + shift
 
-    functions = {_MODULATED: modulated, **gated_residuals.FUNCTIONS}
-    return Found(compiled(own, tree, functions), " and ".join(operators), None, reasons)
+    return {_MODULATED: modulated}
 
 
 @once
@@ -82,7 +70,7 @@ def _takes(tensors: tuple[Description, ...], normalized: tuple[int, ...]) -> boo
     return is_known and have_own and scale == shift == of_sample
 
 
-class _Reader(ast.NodeTransformer):
+class Reader(ast.NodeTransformer):
     """Puts calls in place of norms, scales and shifts in statements of a method whose first argument is `cell`."""
 
     def __init__(self, cell: str) -> None:
@@ -90,26 +78,21 @@ class _Reader(ast.NodeTransformer):
         self._cell = cell
 
     def read(self, tree: ast.FunctionDef) -> None:
-        for node in ast.walk(tree):
-            for name in ("body", "orelse", "finalbody"):
-                lines = getattr(node, name, None)
-                if isinstance(lines, list):
-                    setattr(node, name, self._joined(lines))
+        joined(tree, self._shifts, self._join)
         self.visit(tree)
 
-    def _joined(self, lines: list[ast.stmt]) -> list[ast.stmt]:
-        """Returns statements in which one scales and shifts a norm, in place of two."""
-        joined: list[Any] = []
-        for line in lines:
-            if joined and self._shifts(line, joined[-1]):
-                line.value.left.left = joined.pop().value  # type: ignore[attr-defined]
-            joined.append(line)
-        return joined
+    @staticmethod
+    def _join(line: Any, before: Any) -> None:
+        line.value.left.left = before.value
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
         scaled = _scaled(node)
-        if scaled is None or not self._is_norm(scaled.left) or not all(map(_is_plain, (scaled.right, node.right))):
+        if (
+            scaled is None
+            or not is_norm_of(scaled.left, self._cell)
+            or not all(map(_is_plain, (scaled.right, node.right)))
+        ):
             return node
         self.count += 1
         norm: Any = scaled.left
@@ -118,7 +101,11 @@ class _Reader(ast.NodeTransformer):
 
     def _shifts(self, line: ast.stmt, before: ast.stmt) -> bool:
         """Tells whether a statement scales and shifts what the one before it assigns to the same variable, a norm."""
-        if not isinstance(line, ast.Assign) or not isinstance(before, ast.Assign) or not self._is_norm(before.value):
+        if (
+            not isinstance(line, ast.Assign)
+            or not isinstance(before, ast.Assign)
+            or not is_norm_of(before.value, self._cell)
+        ):
             return False
         (target, *more), scaled = before.targets, _scaled(line.value)
         if more or not isinstance(target, ast.Name) or scaled is None or [target.id] != path_of(scaled.left):
@@ -126,13 +113,6 @@ class _Reader(ast.NodeTransformer):
         scale, shift = scaled.right, line.value.right  # type: ignore[attr-defined]
         read = {each.id for part in (scale, shift) for each in ast.walk(part) if isinstance(each, ast.Name)}
         return len(line.targets) == 1 and path_of(line.targets[0]) == [target.id] and target.id not in read
-
-    def _is_norm(self, node: ast.AST) -> bool:
-        """Tells whether this is a call of a norm of the Cell, with one argument."""
-        if not isinstance(node, ast.Call) or node.keywords or len(node.args) != 1:
-            return False
-        path, is_one = path_of(node.func), not isinstance(node.args[0], ast.Starred)
-        return is_one and len(path) == 2 and path[0] == self._cell and "norm" in path[1]
 
 
 def _scaled(node: ast.AST) -> ast.BinOp | None:

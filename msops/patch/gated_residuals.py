@@ -21,12 +21,17 @@ from .rewritten import push
 from .statements import PREFIX, is_load
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from msops.core.inputs import Description
 
+    Function = Callable[..., Any]
+
+OPERATOR = "addcmul"
 _LATER, _FIRST = f"{PREFIX}add_product", f"{PREFIX}product_and_sum"
 
 
-def may_gate(value: Any) -> bool:
+def may_read(cls: type, value: Any) -> bool:
     """Tells whether a method has a variable that is called a gate, and no function that reads its variables."""
     is_own = inspect.isfunction(value) and not value.__code__.co_cellvars
     return is_own and any("gate" in each for each in value.__code__.co_varnames)
@@ -42,7 +47,9 @@ def product_and_sum(one: Any, other: Any, x: Any) -> Any:
     return addcmul(x, one, other) if _are_one(x, one, other) else one * other + x
 
 
-FUNCTIONS = {_LATER: add_product, _FIRST: product_and_sum}
+def functions(reasons: set[str]) -> dict[str, Function]:
+    """Returns the functions that the Reader lets a method call."""
+    return {_LATER: add_product, _FIRST: product_and_sum}
 
 
 def _are_one(*tensors: Any) -> bool:
@@ -65,7 +72,7 @@ def _takes(x: Description, one: Description, other: Description) -> bool:
 class Reader(ast.NodeTransformer):
     """Puts calls in place of sums with products by a gate."""
 
-    def __init__(self) -> None:
+    def __init__(self, cell: str) -> None:
         self.count = 0
         self._loads: list[ast.Name] = []
 

@@ -20,15 +20,14 @@ from msops.core.spec import FLOATS, Rounded
 from msops.operators.rms_norm import rms_norm
 from msops.operators.rotary_position_embedding import rotary_position_embedding as turn
 
-from .adaptive_norms import may_modulate, modulating
 from .causal_masks import FLASH, INTERFACE, causing
 from .expert_loops import may_route, routing
 from .formula import Formula, Found, NoFormulaError, written
-from .gated_residuals import may_gate
 from .gates import activating, forget, gating
 from .longer_attention import SOFTMAX, holding, is_long
 from .losses import LOSS, giving, losing
 from .masks import MASKS, MASKS_OF_CLASSES, unmarking
+from .methods import may_rewrite, rewriting
 from .normed_activations import may_norm, norming
 from .optimizers import call_of
 from .replacement import put_method
@@ -156,7 +155,7 @@ def _places(cls: Any) -> list[tuple[Any, str]]:
     longer = [
         name
         for name, value in own
-        if is_long(value) or may_route(value) or may_norm(cls, value) or may_modulate(cls, value) or may_gate(value)
+        if is_long(value) or may_route(value) or may_norm(cls, value) or may_rewrite(cls, value)
     ]
     module = sys.modules.get(cls.__module__)
     of_module = [_ROTATION, *ATTENTION, *MASKS] if module else []
@@ -200,7 +199,7 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
     if is_long(own):
         return holding(own)
     if name != _ROTATION and (name != _CONSTRUCT or not owner.__name__.endswith(_CLASSES)):
-        return norming(own) if may_norm(owner, own) else modulating(own, owner)
+        return norming(own) if may_norm(owner, own) else rewriting(own, owner)
     if name == _CONSTRUCT and not owner.__name__.endswith("Norm"):
         return activating(own, owner) if owner.__name__.endswith("Activation") else gating(own, owner)
     formula = Formula(own, owner)

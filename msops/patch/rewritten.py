@@ -12,7 +12,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from .callers import READ_NAMES
-from .formula import NoFormulaError
+from .formula import NoFormulaError, path_of
 from .statements import PREFIX
 
 if TYPE_CHECKING:
@@ -48,7 +48,29 @@ def may_call(cls: type, method: Any, made: str) -> bool:
     making = vars(cls).get("__init__")
     if not inspect.isfunction(making) or not inspect.isfunction(method) or method is making:
         return False
-    return made in making.__code__.co_names and any("norm" in each for each in method.__code__.co_names)
+    return made in making.__code__.co_names and any("norm" in each.lower() for each in method.__code__.co_names)
+
+
+def is_norm_of(node: ast.AST, cell: str) -> bool:
+    """Tells whether this is a call of a norm of the Cell, with one argument."""
+    if not isinstance(node, ast.Call) or node.keywords or len(node.args) != 1:
+        return False
+    path, is_one = path_of(node.func), not isinstance(node.args[0], ast.Starred)
+    return is_one and len(path) == 2 and path[0] == cell and "norm" in path[1].lower()
+
+
+def joined(tree: ast.FunctionDef, are_one: Function, join: Function) -> None:
+    """Joins two neighbouring statements wherever `are_one(second, first)`: `join(second, first)` changes the second
+    one, which takes the place of both."""
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            lines: list[ast.stmt] = []
+            for line in getattr(node, name, None) or []:
+                if lines and are_one(line, lines[-1]):
+                    join(line, lines.pop())
+                lines.append(line)
+            if lines and isinstance(getattr(node, name), list):
+                setattr(node, name, lines)
 
 
 def push(line: ast.If, follows: ast.stmt) -> None:
