@@ -31,6 +31,7 @@ LINES = {
     "one expression": "x = self.LayerNorm(self.layer(x) + y)",
     "returned": "return self.layer_norm(x + y)",
     "two statements": "x = self.layer(x)\n        x = y + x\n        x = self.layer_norm(x)",
+    "beside expressions": "x = self.LayerNorm((x if x is not y else y) + (lambda z: z)(y))",
     "in a branch": "if x is not y:\n            x = y + x\n            x = self.LayerNorm(x)",
 }
 OTHERS = {
@@ -149,4 +150,19 @@ def test_graph_mode(load, computed, by_the_library):
     with msops.patch_mindspore():
         mindspore.set_context(mode=mindspore.GRAPH_MODE)
         assert_equal(net(*tensors), want)
+    assert not computed
+
+
+def test_what_msops_cannot_read(load, computed, monkeypatch):
+    """A fault of msops is told, and the library's class computes."""
+
+    def fail(tree, *_):
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(norms_of_sums, "joined", fail)
+    tensors = inputs()
+    with msops.patch_mindspore() as patch:
+        net = made(load(TEXT.format(lines=LINES["one expression"])))
+        assert net(*tensors).shape == (3, 4, 6)
+        assert "msops cannot read it: KeyError: 'a fault'" in {each.reason for each in patch.explain(net)}
     assert not computed

@@ -179,6 +179,9 @@ def _replace_name(owner: Any, name: str) -> None:
         if error.is_final:
             _unknown[id(own)] = own, str(error)
         return
+    except Exception as error:  # noqa: BLE001 (other people's classes must be defined, whatever msops makes of them)
+        _unknown[id(own)] = own, f"msops cannot read it: {type(error).__name__}: {error}"
+        return
     if found.formula and isinstance(owner, type):
         _put(owner, found.formula.flag, None, property(found.stands or found.formula.stands))
     _put(owner, name, own, found.now)

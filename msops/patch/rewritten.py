@@ -64,13 +64,15 @@ def joined(tree: ast.FunctionDef, are_one: Function, join: Function) -> None:
     one, which takes the place of both."""
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
+            own = getattr(node, name, None)
+            if not isinstance(own, list):  # an expression has no statements
+                continue
             lines: list[ast.stmt] = []
-            for line in getattr(node, name, None) or []:
+            for line in own:
                 if lines and are_one(line, lines[-1]):
                     join(line, lines.pop())
                 lines.append(line)
-            if lines and isinstance(getattr(node, name), list):
-                setattr(node, name, lines)
+            setattr(node, name, lines)
 
 
 def push(line: ast.If, follows: ast.stmt) -> None:
