@@ -5,8 +5,8 @@ python -m benchmarks.model_libraries [--device GPU] [--quick] [--csv FILE] [--by
 
 It needs mindone, transformers and diffusers, of the versions in the Makefile, and PyTorch. Each run is a process of its
 own. Weights are random, and float16: the runs in PyTorch make and save them. A gradient is a forward pass and the
-gradients of all weights, without an optimizer. The loss of each is printed, since equal losses show that all computed
-the same. mindone runs in PyNative mode; by a CUDA graph, inputs are copied in, and gradients stay in the graph's
+gradients of all weights; a step, of the Llama alone, is that and AdamW, PyTorch's fused one and MindSpore's
+nn.AdamWeightDecay. The loss of each is printed, since equal losses show that all computed the same, before steps. mindone runs in PyNative mode; by a CUDA graph, inputs are copied in, and gradients stay in the graph's
 memory. "GB" is the most memory of tensors at once, on a GPU.
 """
 
@@ -29,6 +29,7 @@ from .llm import median
 TURN = {"GPU": 4, "CPU": 1}  # steps between two looks at the clock
 # transformers loads these where it finds them; their libraries of CUDA are not those of MindSpore's GPU backend.
 HIDDEN = ("torch", "torchvision", "torchaudio", "accelerate", "peft", "timm", "jax", "flax")
+RATE, EPS = 1e-4, 1e-3  # of AdamW: float16 holds both, and does not divide by 0
 LIMIT = 240  # s after which a run is given up
 FAST, GRAPH = "msops, fast calls", "msops, CUDA graph"
 TORCH = ("torch", "torch.compile")  # the first of all: it saves the weights
@@ -47,6 +48,7 @@ class Model(NamedTuple):
     inputs: Callable
     tokens: int = 0  # of a sample that is a text
     attention: tuple = ("sdpa", "flash_attention_2")  # of PyTorch and of msops
+    has_steps: bool = False  # whether steps with AdamW are timed, too
 
     @property
     def library(self):
@@ -81,7 +83,8 @@ def causal(name, samples, length, **settings):
         # mindone 0.5.0 makes a mask of one key too many unless it gets one
         return dict(input_ids=tokens, labels=tokens, attention_mask=np.ones_like(tokens), use_cache=False)
 
-    return Model(f"{name}ForCausalLM", f"{name}Config", settings, samples, inputs, length)
+    has_steps = name == "Llama"
+    return Model(f"{name}ForCausalLM", f"{name}Config", settings, samples, inputs, length, has_steps=has_steps)
 
 
 def bert(samples, length, **settings):
@@ -224,8 +227,8 @@ def loss_of(outputs, target):
 
 
 def of_torch(model, device, folder, by):
-    """Returns functions that run a model n times, forward and with gradients, and return the last loss, and one of the
-    most memory, in bytes."""
+    """Returns functions that run a model n times, forward, with gradients and with AdamW, and return the last loss, and
+    one of the most memory, in bytes."""
     sys.modules.update(jax=None, flax=None)  # transformers would load them, and they may want another NumPy
     import torch
 
@@ -267,7 +270,19 @@ def of_torch(model, device, folder, by):
             torch.cuda.synchronize()
         return found.item()
 
-    return forward, gradient, torch.cuda.max_memory_allocated
+    optimizer = torch.optim.AdamW(net.parameters(), RATE, eps=EPS, fused=True)
+
+    def step(count):
+        for _ in range(count):
+            net.zero_grad()
+            found = loss()
+            found.backward()
+            optimizer.step()
+        if cuda:
+            torch.cuda.synchronize()
+        return found.item()
+
+    return forward, gradient, step, torch.cuda.max_memory_allocated
 
 
 def of_mindone(model, device, folder, by):
@@ -300,28 +315,42 @@ def of_mindone(model, device, folder, by):
         return loss_of(net(**dict(zip(names, tensors)), **constants), target)
 
     value_and_gradients = mindspore.value_and_grad(loss, None, net.trainable_params())
-    if by == GRAPH:
-        loss, value_and_gradients = (msops.cuda_graph(each, copy_outputs=False) for each in (loss, value_and_gradients))
+    optimizer = mindspore.nn.AdamWeightDecay(net.trainable_params(), RATE, eps=EPS)
+
+    def one_step(*tensors):
+        found, gradients = value_and_gradients(*tensors)
+        optimizer(gradients)
+        return found
+
+    runs = loss, value_and_gradients, one_step
+    run, run_gradient, run_step = (msops.cuda_graph(each, copy_outputs=False) if by == GRAPH else each for each in runs)
 
     def forward(count):
         for _ in range(count):
-            found = loss(*inputs)
+            found = run(*inputs)
         return float(found.asnumpy())
 
     def gradient(count):
         for _ in range(count):
-            found, _ = value_and_gradients(*inputs)
+            found, _ = run_gradient(*inputs)
         if device == "GPU":
             mindspore.runtime.synchronize()
         return float(found.asnumpy())
 
-    return forward, gradient, mindspore.runtime.max_memory_allocated
+    def step(count):
+        for _ in range(count):
+            found = run_step(*inputs)
+        if device == "GPU":
+            mindspore.runtime.synchronize()
+        return float(found.asnumpy())
+
+    return forward, gradient, step, mindspore.runtime.max_memory_allocated
 
 
 def job(model, device, folder, by):
     """Runs a model by one library, and prints its rows in JSON."""
     *runs, memory = (of_torch if by in TORCH else of_mindone)(model, device, folder, by)
-    for kind, run in zip(("forward", "gradient"), runs):
+    for kind, run in zip(("forward", "gradient", *(["step"] if model.has_steps else [])), runs):
         loss = run(3)  # of which the third is recorded, by a CUDA graph
         us = median(run, TURN[device]).us
         row = dict(kind=kind, loss=loss, ms=us / 1e3, rate=1e6 * model.things / us)
