@@ -1,13 +1,15 @@
 """Times models of mindone, of texts and of images, with msops and with MindSpore's own operators, beside the same
 weights in Hugging Face's libraries for PyTorch, eager and compiled (mode "reduce-overhead" on a GPU).
 
-python -m benchmarks.model_libraries [--device GPU] [--quick] [--csv FILE] [--by PEER] [MODEL ...]
+python -m benchmarks.model_libraries [--device GPU] [--quick] [--csv FILE] [--by PEER] [--together N] [MODEL ...]
 
 It needs mindone, transformers and diffusers, of the versions in the Makefile, and PyTorch. Each run is a process of its
-own. Weights are random, and float16: the runs in PyTorch make and save them. A gradient is a forward pass and the
-gradients of all weights; a step, of the Llama alone, is that and AdamW, PyTorch's fused one and MindSpore's
-nn.AdamWeightDecay. The loss of each is printed, since equal losses show that all computed the same, before steps. mindone runs in PyNative mode; by a CUDA graph, inputs are copied in, and gradients stay in the graph's
-memory. "GB" is the most memory of tensors at once, on a GPU.
+own; with --together, those of N models are loaded and run at once, and then timed one after the other. Weights are
+random, and float16: the runs in PyTorch make and save them. A gradient is a forward pass and the gradients of all
+weights; a step, of the Llama alone, is that and AdamW, PyTorch's fused one and MindSpore's nn.AdamWeightDecay. The loss
+of the third run is printed, since equal losses show that all computed the same. mindone runs in PyNative mode; by a
+CUDA graph, inputs are copied in, and gradients stay in the graph's memory. "GB" is the most memory of tensors at once,
+on a GPU.
 """
 
 import argparse
@@ -23,13 +25,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .jobs import rows_of_job
+from .jobs import Job
 from .llm import median
 
 TURN = {"GPU": 4, "CPU": 1}  # steps between two looks at the clock
 # transformers loads these where it finds them; their libraries of CUDA are not those of MindSpore's GPU backend.
 HIDDEN = ("torch", "torchvision", "torchaudio", "accelerate", "peft", "timm", "jax", "flax")
 RATE, EPS = 1e-4, 1e-3  # of AdamW: float16 holds both, and does not divide by 0
+SAVED, READY = "saved", "ready"  # what a job prints once its weights are in its folder, and once it has run
 LIMIT = 240  # s after which a run is given up
 FAST, GRAPH = "msops, fast calls", "msops, CUDA graph"
 TORCH = ("torch", "torch.compile")  # the first of all: it saves the weights
@@ -239,6 +242,7 @@ def of_torch(model, device, folder, by):
         torch.manual_seed(0)
         made = kind(getattr(library, model.config)(**model.settings)) if model.config else kind(**model.settings)
         made.half().save_pretrained(folder)
+        print(SAVED, flush=True)
     options = dict(attn_implementation=model.attention[0]) if model.config else {}
     net = kind.from_pretrained(folder, torch_dtype=torch.float16, **options).half().to(place).train()
 
@@ -347,22 +351,41 @@ def of_mindone(model, device, folder, by):
     return forward, gradient, step, mindspore.runtime.max_memory_allocated
 
 
-def job(model, device, folder, by):
+def job(model, device, folder, by, waits):
     """Runs a model by one library, and prints its rows in JSON."""
     *runs, memory = (of_torch if by in TORCH else of_mindone)(model, device, folder, by)
-    for kind, run in zip(("forward", "gradient", *(["step"] if model.has_steps else [])), runs):
-        loss = run(3)  # of which the third is recorded, by a CUDA graph
+    runs = dict(zip(("forward", "gradient", *(["step"] if model.has_steps else [])), runs))
+    losses = {kind: run(3) for kind, run in runs.items()}  # a CUDA graph records the third run
+    if waits:
+        print(READY, flush=True)
+        sys.stdin.readline()
+    for kind, run in runs.items():
         us = median(run, TURN[device]).us
-        row = dict(kind=kind, loss=loss, ms=us / 1e3, rate=1e6 * model.things / us)
+        row = dict(kind=kind, loss=losses[kind], ms=us / 1e3, rate=1e6 * model.things / us)
         print(json.dumps(row | (dict(GB=memory() / 1e9) if device == "GPU" else {})), flush=True)
 
 
-def rows_of(name, options, folder):
-    """Runs a model by each library, and yields the rows. PyTorch is one of them always, since it saves the weights."""
-    for by in PEERS if options.by is None else dict.fromkeys((TORCH[0], *options.by)):
-        words = [name, options.device, str(folder), by, *(["--quick"] if options.quick else [])]
-        row = dict(model=name, by=by)
-        yield from rows_of_job("benchmarks.model_libraries", words, row, LIMIT, of_torch=by in TORCH)
+def rows_of(names, options, root):
+    """Runs models by each library, and yields the rows. PyTorch is one of them always, since it saves the weights."""
+    peers = PEERS if options.by is None else tuple(dict.fromkeys((TORCH[0], *options.by)))
+    together, waiting = options.together > 0, []
+    for name in names:
+        (root / name).mkdir()
+        for by in peers:
+            flags = [f"--{each}" for each in ("quick", "waits") if (options.quick, together)[each == "waits"]]
+            words = [name, options.device, str(root / name), by, *flags]
+            job = Job("benchmarks.model_libraries", words, dict(model=name, by=by), of_torch=by in TORCH)
+            if not together:
+                yield from job.rows(LIMIT)
+                continue
+            waiting.append(job)
+            if by == TORCH[0]:
+                job.wait_for(SAVED, LIMIT)
+    for job in waiting:
+        job.wait_for(READY, LIMIT)
+    for job in waiting:
+        job.go_on()
+        yield from job.rows(LIMIT)
 
 
 def main():
@@ -375,6 +398,8 @@ def main():
     parser.add_argument(
         "--job", nargs=4, metavar=("MODEL", "DEVICE", "FOLDER", "BY"), help="run one, for the first command"
     )
+    parser.add_argument("--together", type=int, default=0, metavar="N", help="how many models are loaded at once")
+    parser.add_argument("--waits", action="store_true", help="wait for a line before times are taken")
     options = parser.parse_args()
     if wrong := set(options.models) - set(MODELS):
         parser.error(f"no such model: {', '.join(sorted(wrong))}")
@@ -382,14 +407,14 @@ def main():
     if options.job:
         name, device, folder, by = options.job
         os.chdir(folder)  # where MindSpore writes files of its own
-        job(models[name], device, folder, by)
+        job(models[name], device, folder, by, options.waits)
         return
-    rows = []
-    for name in options.models or models:
-        with tempfile.TemporaryDirectory() as folder:
-            for row in rows_of(name, options, folder):
+    rows, names, count = [], options.models or [*models], max(1, options.together)
+    for first in range(0, len(names), count):
+        with tempfile.TemporaryDirectory() as root:
+            for row in rows_of(names[first : first + count], options, Path(root)):
                 rows.append(row)
-                unit = models[name].unit
+                name, unit = row["model"], models[row["model"]].unit
                 told = row.get("why") or f"{row['ms']:.2f} ms, {row['rate']:.4g} {unit}, loss {row['loss']:.5f}"
                 print(f"{name} {row.get('kind', '')} by {row['by']}: {told}", flush=True)
     if options.csv:
