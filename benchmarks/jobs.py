@@ -40,7 +40,7 @@ class Job:
             time.sleep(0.1)
 
     def go_on(self):
-        with contextlib.suppress(OSError):  # the process has ended
+        with contextlib.suppress(OSError):  # if the process has ended
             self._process.stdin.write("\n")
             self._process.stdin.flush()
 
@@ -62,7 +62,8 @@ class Job:
         elif status:
             yield dict(self._row, why=errors[-1] if errors else f"ended with status {status}")
         for each in (self._output, self._errors, self._process.stdin):
-            each.close()
+            with contextlib.suppress(OSError):  # what the process has not read
+                each.close()
 
 
 def _lines(file):

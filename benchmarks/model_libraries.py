@@ -355,14 +355,21 @@ def job(model, device, folder, by, waits):
     """Runs a model by one library, and prints its rows in JSON."""
     *runs, memory = (of_torch if by in TORCH else of_mindone)(model, device, folder, by)
     runs = dict(zip(("forward", "gradient", *(["step"] if model.has_steps else [])), runs))
-    losses = {kind: run(3) for kind, run in runs.items()}  # a CUDA graph records the third run
+    losses, failed = {}, None
+    for kind, run in runs.items():
+        try:
+            losses[kind] = run(3)  # a CUDA graph records the third run
+        except RuntimeError as error:  # the others are timed even so
+            failed = error
     if waits:
         print(READY, flush=True)
         sys.stdin.readline()
-    for kind, run in runs.items():
-        us = median(run, TURN[device]).us
-        row = dict(kind=kind, loss=losses[kind], ms=us / 1e3, rate=1e6 * model.things / us)
+    for kind, loss in losses.items():
+        us = median(runs[kind], TURN[device]).us
+        row = dict(kind=kind, loss=loss, ms=us / 1e3, rate=1e6 * model.things / us)
         print(json.dumps(row | (dict(GB=memory() / 1e9) if device == "GPU" else {})), flush=True)
+    if failed:
+        raise failed
 
 
 def rows_of(names, options, root):
