@@ -16,18 +16,13 @@ class Contiguous : public mindspore::kernel::pyboost::Contiguous {
   explicit Contiguous(std::shared_ptr<Own> own) : Own(own->primitive(), own->device_context()), own_(std::move(own)) {}
 
   mindspore::tensor::TensorPtr Call(const mindspore::tensor::TensorPtr& x) override {
-    using Utils = mindspore::kernel::pyboost::PyBoostUtils;
-    // Where x is on the host, this gives it an address on the device.
-    Utils::PrepareOpInputs(device_context_, stream_id_, x);
     const auto view = x->storage_info();
     const auto memory = x->device_address();
-    const bool is_whole = memory != nullptr && memory->GetSize() == x->Size();
-    if (view != nullptr && view->is_contiguous && view->storage_offset == 0 && is_whole) {
-      // Where the memory is not allocated yet, numbers may have to be copied to it from the host: only x knows which.
-      if (memory->GetDevicePtr() == nullptr) {
-        const auto load = [context = device_context_, x] { Utils::MallocOpInputs(context, x); };
-        Utils::DispatchRun(std::make_shared<mindspore::runtime::PyBoostDeviceTask>(load));
-      }
+    // What the host has yet to copy to the device stays MindSpore's own work.
+    const bool is_here = memory != nullptr && memory->GetDeviceType() == device_context_->GetDeviceType() &&
+                         x->implicit_copy_address() == nullptr;
+    const bool is_whole = is_here && memory->GetSize() == x->Size();
+    if (is_whole && view != nullptr && view->is_contiguous && view->storage_offset == 0) {
       InferOutput(x);
       outputs_[0]->set_device_address(memory);
       outputs_[0]->set_version(x->version());  // a gradient then notices if the memory was written meanwhile
