@@ -40,6 +40,23 @@ def load(tmp_path):
 
 
 @pytest.fixture
+def without(monkeypatch):
+    """Returns functions that compute by a library's own code, since a part of the patch takes no call. The rest of the
+    patch stays: MindSpore lacks operators of the library without it."""
+    import msops
+
+    def of(part):
+        def compute(function, *arguments, **named):
+            with monkeypatch.context() as context, msops.patch_mindspore():
+                context.setattr(part, "_takes", lambda *_: False)
+                return function(*arguments, **named)
+
+        return compute
+
+    return of
+
+
+@pytest.fixture
 def noted(monkeypatch):
     """Returns a function that chooses PyNative mode, and lets a module's function note the arguments of its calls in
     the list that it returns."""

@@ -66,15 +66,8 @@ def results(net, *inputs):
 
 
 @pytest.fixture
-def by_the_library(monkeypatch):
-    """Computes by the library's own statements, for which MindSpore has no norm without the patch."""
-
-    def compute(function, *arguments):
-        with monkeypatch.context() as context, msops.patch_mindspore():
-            context.setattr(adaptive_norms, "_takes", lambda *_: False)
-            return function(*arguments)
-
-    return compute
+def by_the_library(without):
+    return without(adaptive_norms)
 
 
 def assert_equal(got, want, tolerance=1e-4):

@@ -73,15 +73,8 @@ def results(net, *inputs):
 
 
 @pytest.fixture
-def by_the_library(monkeypatch):
-    """Computes by the library's own expressions, for which MindSpore lacks operators without the patch."""
-
-    def compute(function, *arguments):
-        with monkeypatch.context() as context, msops.patch_mindspore():
-            context.setattr(gated_residuals, "_takes", lambda *_: False)
-            return function(*arguments)
-
-    return compute
+def by_the_library(without):
+    return without(gated_residuals)
 
 
 def assert_equal(got, want, tolerance=1e-5):

@@ -77,10 +77,9 @@ def results(net, x, labels=LABELS, **named):
     return [net(x, labels, **named), mindspore.grad(lambda x: net(x, labels, **named))(x)]
 
 
-def by_the_library(monkeypatch, function, *arguments, **named):
-    with monkeypatch.context() as context, msops.patch_mindspore():
-        context.setattr(losses, "_takes", lambda *_: False)
-        return function(*arguments, **named)
+@pytest.fixture
+def by_the_library(without):
+    return without(losses)
 
 
 def assert_equal(got, want):
@@ -90,9 +89,9 @@ def assert_equal(got, want):
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_losses(load, computed, monkeypatch, name):
+def test_losses(load, computed, by_the_library, name):
     net = load(TEXT).Model()
-    want = by_the_library(monkeypatch, results, net, logits(), **NAMED[name])
+    want = by_the_library(results, net, logits(), **NAMED[name])
     with msops.patch_mindspore() as patch:
         got = results(net, logits(), **NAMED[name])
         assert any(each.operator == "msops.cross_entropy" for each in patch.recognized)
@@ -102,11 +101,11 @@ def test_losses(load, computed, monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_functions(load, computed, monkeypatch, name):
+def test_other_functions(load, computed, by_the_library, name):
     old, new = OTHERS[name]
     assert old in TEXT
     net = load(TEXT.replace(old, new)).Model()
-    want = by_the_library(monkeypatch, results, net, logits())
+    want = by_the_library(results, net, logits())
     with msops.patch_mindspore() as patch:
         assert_equal(results(net, logits()), want)
         assert not any("causal" in each.name for each in patch.recognized)
@@ -114,7 +113,7 @@ def test_other_functions(load, computed, monkeypatch, name):
     assert not computed
 
 
-def test_what_stays(load, computed, monkeypatch):
+def test_what_stays(load, computed, by_the_library, monkeypatch):
     """Logits of float32, a function that a program puts in, and what the module calls so later are the library's."""
     module = load(TEXT)
     nets = [module.Model() for _ in range(3)]
@@ -127,7 +126,7 @@ def test_what_stays(load, computed, monkeypatch):
             found.append(nets[2](logits(), LABELS))
         return found
 
-    want = by_the_library(monkeypatch, all_results)
+    want = by_the_library(all_results)
     with msops.patch_mindspore() as patch:
         assert_equal(all_results(), want)
         assert "a call's dtypes or shapes are not those of rows of float16" in {

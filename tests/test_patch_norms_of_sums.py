@@ -62,15 +62,8 @@ def made(module, **settings):
 
 
 @pytest.fixture
-def by_the_library(monkeypatch):
-    """Computes by the library's own statements, for which MindSpore has no norm without the patch."""
-
-    def compute(function, *arguments):
-        with monkeypatch.context() as context, msops.patch_mindspore():
-            context.setattr(norms_of_sums, "_takes", lambda *_: False)
-            return function(*arguments)
-
-    return compute
+def by_the_library(without):
+    return without(norms_of_sums)
 
 
 def assert_equal(got, want, tolerance=1e-5):
