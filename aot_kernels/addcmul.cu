@@ -35,6 +35,7 @@ struct Addcmul {
 MSOPS_ENTRY(AddcmulForward) {
   const Tensor inputs[] = {call.tensor("x"), call.tensor("y"), call.tensor("z")}, out = call.tensor("out");
   const double value = call.number("value");
+  call.require(value - value == 0, kBadAttribute, "attribute value is %g, expected a finite number", value);
   const auto operands = broadcast::operands_of(call, inputs, out);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;

@@ -151,6 +151,6 @@ def test_with_a_norm_of_samples(load, computed, by_the_library):
     want = by_the_library(results, net, *tensors)
     with msops.patch_mindspore() as patch:
         got = results(net, *tensors)
-        assert [each.operator for each in patch.recognized] == ["addcmul and msops.layer_norm"]
+        assert "addcmul and msops.layer_norm" in [each.operator for each in patch.recognized]
     assert len(computed) == 2
     assert_equal(got, want, 1e-4)

@@ -77,7 +77,7 @@ def test_norms_of_sums(load, computed, by_the_library, name):
     want = by_the_library(net, *tensors)
     with msops.patch_mindspore() as patch:
         assert_equal(net(*tensors), want)
-        assert [each.operator for each in patch.recognized] == ["add_layer_norm"]
+        assert "add_layer_norm" in [each.operator for each in patch.recognized]
     assert len(computed) == 1
 
 
