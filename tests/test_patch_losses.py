@@ -6,7 +6,7 @@ import pytest
 from mindspore import Tensor
 
 import msops
-from msops.patch import losses
+from msops.patch import losses, models
 
 pytestmark = pytest.mark.skipif(not hasattr(mindspore, "mint"), reason="this MindSpore has no mint")
 TEXT = """
@@ -134,3 +134,17 @@ def test_what_stays(load, computed, by_the_library, monkeypatch):
         }
     assert not computed
     assert module.Model.loss_function.fget(nets[0]) is module.causal
+
+
+def test_what_msops_cannot_read(load, computed, monkeypatch):
+    """A fault of msops is told, and the library's function computes."""
+
+    def fail(own):
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(models, "losing", fail)
+    with msops.patch_mindspore() as patch:
+        net = load(TEXT).Model()
+        assert net(logits(), LABELS).shape == ()
+        assert "msops cannot read it: KeyError: 'a fault'" in {each.reason for each in patch.explain(net)}
+    assert not computed

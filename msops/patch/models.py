@@ -180,7 +180,7 @@ def _replace_name(owner: Any, name: str) -> None:
             _unknown[id(own)] = own, str(error)
         return
     except Exception as error:  # noqa: BLE001 (other people's classes must be defined, whatever msops makes of them)
-        _unknown[id(own)] = own, f"msops cannot read it: {type(error).__name__}: {error}"
+        _unknown[id(own)] = own, _fault(error)
         return
     if found.formula and isinstance(owner, type):
         _put(owner, found.formula.flag, None, property(found.stands or found.formula.stands))
@@ -217,6 +217,10 @@ def _recognize(own: Function, owner: Any, name: str) -> Found:
     return Found(now, _OPERATORS[name], formula, set())
 
 
+def _fault(error: Exception) -> str:
+    return f"msops cannot read it: {type(error).__name__}: {error}"
+
+
 def _loss_of(own: Any) -> Any:
     """Returns what stands for a model's loss function, or this itself."""
     if not inspect.isfunction(own) or not _is_other(own):
@@ -225,8 +229,10 @@ def _loss_of(own: Any) -> Any:
         _losses[own] = own
         try:
             found = losing(own)
-        except (NoFormulaError, OSError, SyntaxError, TypeError, ValueError) as error:
+        except NoFormulaError as error:
             _unknown[id(own)] = own, str(error)
+        except Exception as error:  # noqa: BLE001 (likewise)
+            _unknown[id(own)] = own, _fault(error)
         else:
             _losses[own] = found.now
             _found[id(found.now)] = _name(own), found
