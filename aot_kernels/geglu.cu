@@ -37,33 +37,30 @@ struct BackwardBackward {
 
 }  // namespace
 
-MSOPS_ENTRY(GegluForward) { return gelu::run<Forward, gelu::Exact, gelu::Tanh>(call, {"gate", "up"}, {"out"}); }
+MSOPS_ENTRY(GegluForward) { return gelu::run<Forward>(call, {"gate", "up"}, {"out"}); }
 
-MSOPS_ENTRY(GegluBackward) {
-  return gelu::run<Backward, gelu::Exact, gelu::Tanh>(call, {"gate", "up", "dout"}, {"dgate", "dup"});
-}
+MSOPS_ENTRY(GegluBackward) { return gelu::run<Backward>(call, {"gate", "up", "dout"}, {"dgate", "dup"}); }
 
 MSOPS_ENTRY(GegluBackwardBackward) {
-  return gelu::run<BackwardBackward, gelu::Exact, gelu::Tanh>(call, {"gate", "up", "dout", "ddgate", "ddup"},
-                                                              {"dgate", "dup", "ddout"});
+  return gelu::run<BackwardBackward>(call, {"gate", "up", "dout", "ddgate", "ddup"}, {"dgate", "dup", "ddout"});
 }
 
 // gate and up are the halves of one tensor, "gate".
 MSOPS_ENTRY(GegluPackedForward) {
-  return gelu::with_gelu<Forward, gelu::Exact, gelu::Tanh>(call, [&](auto of) {
+  return gelu::with_gelu<Forward>(call, [&](auto of) {
     return gated::run_on_halves<decltype(of)::template Type, 2, 1>(call, {{"gate", true}}, {{"out", false}});
   });
 }
 
 MSOPS_ENTRY(GegluPackedBackward) {
-  return gelu::with_gelu<Backward, gelu::Exact, gelu::Tanh>(call, [&](auto of) {
+  return gelu::with_gelu<Backward>(call, [&](auto of) {
     return gated::run_on_halves<decltype(of)::template Type, 3, 2>(call, {{"gate", true}, {"dout", false}},
                                                                    {{"dgate", true}});
   });
 }
 
 MSOPS_ENTRY(GegluPackedBackwardBackward) {
-  return gelu::with_gelu<BackwardBackward, gelu::Exact, gelu::Tanh>(call, [&](auto of) {
+  return gelu::with_gelu<BackwardBackward>(call, [&](auto of) {
     return gated::run_on_halves<decltype(of)::template Type, 5, 3>(
         call, {{"gate", true}, {"dout", false}, {"ddgate", true}}, {{"dgate", true}, {"ddout", false}});
   });

@@ -29,15 +29,12 @@ struct BackwardBackward {
   }
 };
 
-template <template <template <typename> class, typename> class Formula, size_t kInputs, size_t kOutputs>
-int run(Call& call, const char* const (&inputs)[kInputs], const char* const (&outputs)[kOutputs]) {
-  return gelu::run<Formula, gelu::Exact, gelu::Tanh, gelu::Sigmoid>(call, inputs, outputs);
-}
-
 }  // namespace
 
-MSOPS_ENTRY(GeluForward) { return run<Forward>(call, {"x"}, {"y"}); }
+MSOPS_ENTRY(GeluForward) { return gelu::run<Forward, gelu::Sigmoid>(call, {"x"}, {"y"}); }
 
-MSOPS_ENTRY(GeluBackward) { return run<Backward>(call, {"x", "dy"}, {"dx"}); }
+MSOPS_ENTRY(GeluBackward) { return gelu::run<Backward, gelu::Sigmoid>(call, {"x", "dy"}, {"dx"}); }
 
-MSOPS_ENTRY(GeluBackwardBackward) { return run<BackwardBackward>(call, {"x", "dy", "ddx"}, {"dx", "ddy"}); }
+MSOPS_ENTRY(GeluBackwardBackward) {
+  return gelu::run<BackwardBackward, gelu::Sigmoid>(call, {"x", "dy", "ddx"}, {"dx", "ddy"});
+}

@@ -16,6 +16,13 @@ struct Normalize {
   Parameters<T, 1> bias;
   C eps, inverse;  // of the number of columns
 
+  Normalize(const Tensor& to, const Tensor& factors, const Tensor& terms, double epsilon, int64_t columns)
+      : y{to.as<T>(), columns},
+        weight(factors, columns, C(1)),
+        bias(terms, columns, C(0)),
+        eps(C(epsilon)),
+        inverse(1 / C(columns)) {}
+
   template <typename Team, typename Row>
   MSOPS_BOTH void operator()(int64_t row, const Team& team, const Row& x_row) const {
     const C n = C(y.columns);
@@ -86,13 +93,10 @@ Rows<T> rows_in(const Tensor& tensor, int64_t columns) {
 template <typename T>
 void normalize(Call& call, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& y, double eps,
                int64_t columns) {
-  using C = Compute<T>;
-  const Parameters<T, 0> factors(weight, columns, C(1));
-  const Parameters<T, 1> terms(bias, columns, C(0));
-  const auto from = rows_in<const T>(x, columns);
-  const auto to = rows_in<T>(y, columns);
-  const Forward<T> body{from, {to, factors, terms, C(eps), 1 / C(columns)}};
-  for_rows<T, sizeof(T) == 4, sizeof(T) == 2 ? 4 : 2, 4>(call, rows_of(x, columns), {from, to, factors, terms}, body);
+  const Forward<T> body{rows_in<const T>(x, columns), {y, weight, bias, eps, columns}};
+  const Normalize<T>& to = body.normalize;
+  for_rows<T, sizeof(T) == 4, sizeof(T) == 2 ? 4 : 2, 4>(call, rows_of(x, columns), {body.x, to.y, to.weight, to.bias},
+                                                         body);
 }
 
 template <typename T>
@@ -147,13 +151,11 @@ MSOPS_ENTRY(AddLayerNormForward) {
   for (const Tensor& tensor : {residual, y}) call.require_same_shape(tensor, x);
   return call.run([&](auto type) {
     using T = typename decltype(type)::type;
-    using C = Compute<T>;
-    const Parameters<T, 0> factors(weight, columns, C(1));
-    const Parameters<T, 1> terms(bias, columns, C(0));
     const auto from = rows_in<const T>(x, columns), other = rows_in<const T>(residual, columns);
-    const auto to = rows_in<T>(y, columns);
-    const AddForward<T> body{from, other, {to, factors, terms, C(eps), 1 / C(columns)}};
-    for_rows<T, true, sizeof(T) == 2 ? 4 : 2, 4>(call, rows_of(x, columns), {from, other, to, factors, terms}, body);
+    const AddForward<T> body{from, other, {y, weight, bias, eps, columns}};
+    const Normalize<T>& to = body.normalize;
+    for_rows<T, true, sizeof(T) == 2 ? 4 : 2, 4>(call, rows_of(x, columns), {from, other, to.y, to.weight, to.bias},
+                                                 body);
   });
 }
 

@@ -265,11 +265,12 @@ def of_torch(model, device, folder, by):
                 found = loss()
         return found.item()
 
-    def gradient(count):
+    def gradient(count, then=lambda: None):
         for _ in range(count):
             net.zero_grad()
             found = loss()
             found.backward()
+            then()
         if cuda:
             torch.cuda.synchronize()
         return found.item()
@@ -277,14 +278,7 @@ def of_torch(model, device, folder, by):
     optimizer = torch.optim.AdamW(net.parameters(), RATE, eps=EPS, fused=True)
 
     def step(count):
-        for _ in range(count):
-            net.zero_grad()
-            found = loss()
-            found.backward()
-            optimizer.step()
-        if cuda:
-            torch.cuda.synchronize()
-        return found.item()
+        return gradient(count, optimizer.step)
 
     return forward, gradient, step, torch.cuda.max_memory_allocated
 
@@ -326,29 +320,19 @@ def of_mindone(model, device, folder, by):
         optimizer(gradients)
         return found
 
-    runs = loss, value_and_gradients, one_step
-    run, run_gradient, run_step = (msops.cuda_graph(each, copy_outputs=False) if by == GRAPH else each for each in runs)
+    def repeated(run):
+        run = msops.cuda_graph(run, copy_outputs=False) if by == GRAPH else run
 
-    def forward(count):
-        for _ in range(count):
-            found = run(*inputs)
-        return float(found.asnumpy())
+        def repeat(count):
+            for _ in range(count):
+                found = run(*inputs)
+            if device == "GPU":
+                mindspore.runtime.synchronize()
+            return float((found[0] if isinstance(found, tuple) else found).asnumpy())
 
-    def gradient(count):
-        for _ in range(count):
-            found, _ = run_gradient(*inputs)
-        if device == "GPU":
-            mindspore.runtime.synchronize()
-        return float(found.asnumpy())
+        return repeat
 
-    def step(count):
-        for _ in range(count):
-            found = run_step(*inputs)
-        if device == "GPU":
-            mindspore.runtime.synchronize()
-        return float(found.asnumpy())
-
-    return forward, gradient, step, mindspore.runtime.max_memory_allocated
+    return *map(repeated, (loss, value_and_gradients, one_step)), mindspore.runtime.max_memory_allocated
 
 
 def job(model, device, folder, by, waits):
@@ -379,7 +363,7 @@ def rows_of(names, options, root):
     for name in names:
         (root / name).mkdir()
         for by in peers:
-            flags = [f"--{each}" for each in ("quick", "waits") if (options.quick, together)[each == "waits"]]
+            flags = [flag for flag, is_set in (("--quick", options.quick), ("--waits", together)) if is_set]
             words = [name, options.device, str(root / name), by, *flags]
             job = Job("benchmarks.model_libraries", words, dict(model=name, by=by), of_torch=by in TORCH)
             if not together:

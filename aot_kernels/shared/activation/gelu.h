@@ -117,22 +117,26 @@ struct FormulaOf {
   using Type = Formula<Gelu, T>;
 };
 
-// Calls run(FormulaOf<Formula, Gelu>{}), where the attribute "approximate" is the place of Gelu among the Gelus.
-template <template <template <typename> class, typename> class Formula, template <typename> class... Gelus,
-          typename Run>
-int with_gelu(Call& call, const Run& run) {
-  const int64_t place = call.attribute("approximate", 0, sizeof...(Gelus) - 1);
-  int64_t i = 0;
-  int result = 0;
-  ((i++ == place ? static_cast<void>(result = run(FormulaOf<Formula, Gelus>{})) : void()), ...);
-  return result;
+// Calls run(FormulaOf<Formula, Gelu>{}), where Gelu is at this place of the list.
+template <template <template <typename> class, typename> class Formula, template <typename> class First,
+          template <typename> class... Rest, typename Run>
+int with_gelu_at(int64_t place, const Run& run) {
+  if constexpr (sizeof...(Rest) > 0)
+    if (place > 0) return with_gelu_at<Formula, Rest...>(place - 1, run);
+  return run(FormulaOf<Formula, First>{});
 }
 
-// run<Formula, Gelus...>(call, {"x"}, {"y"}) is an entry of these inputs and outputs.
-template <template <template <typename> class, typename> class Formula, template <typename> class... Gelus,
+// Does so, where the attribute "approximate" is a place among Exact, Tanh and More.
+template <template <template <typename> class, typename> class Formula, template <typename> class... More, typename Run>
+int with_gelu(Call& call, const Run& run) {
+  return with_gelu_at<Formula, Exact, Tanh, More...>(call.attribute("approximate", 0, 1 + sizeof...(More)), run);
+}
+
+// run<Formula, More...>(call, {"x"}, {"y"}) is an entry of these inputs and outputs.
+template <template <template <typename> class, typename> class Formula, template <typename> class... More,
           size_t kInputs, size_t kOutputs>
 int run(Call& call, const char* const (&inputs)[kInputs], const char* const (&outputs)[kOutputs]) {
-  return with_gelu<Formula, Gelus...>(
+  return with_gelu<Formula, More...>(
       call, [&](auto of) { return run_formula<decltype(of)::template Type>(call, inputs, outputs, Names<0>{}); });
 }
 
